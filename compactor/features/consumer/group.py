@@ -192,7 +192,6 @@ class ConfluentBrokerClient:
         return FetchResult(found.messages, found.out_of_range, found.truncated, found.compacted)
 
     def _note_left_out_offsets(self, message: ConfluentMessage, found: _CollectedMessages) -> None:
-        """Add a partition to ``found.compacted`` if its message leaves out expected offsets, and brokers compact its topic."""
         name, offset = TopicPartition(message.topic(), message.partition()), message.offset()
         expected = self._expected.get(name)
         if expected is None:
@@ -379,7 +378,6 @@ class GroupMembership:
         self._client.unsubscribe()
 
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
-        """Process rebalances, commit offsets that are due, and return the group's errors."""
         errors = self._client.poll_rebalances()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
@@ -427,7 +425,6 @@ class GroupMembership:
             self._remove_partitions(partitions)
 
     def _positions_of_partitions(self, partitions: Sequence[TopicPartition]) -> list[Place]:
-        """Return the positions, without an offset for partitions that have none yet."""
         at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]
 

@@ -28,7 +28,7 @@ from compactor.features.erasure.partition import (
     ObjectHoldingRecordKey,
     PartitionKeySearchResult,
     UnsearchedKeyLocation,
-    survey_objects_holding_keys,
+    survey_partition,
 )
 from compactor.model.ids import PUBLISHING, RoundStatus, TopicPartition
 from compactor.model.remote_log import uuid_text
@@ -92,7 +92,7 @@ def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartit
     return found
 
 
-def survey_objects_holding_keys_in_topic(
+def survey_topic(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     request: KeySearchRequest,
@@ -106,28 +106,28 @@ def survey_objects_holding_keys_in_topic(
     for name in partitions:
         on_partition(name)
         try:
-            surveys.append(survey_objects_holding_keys(tier, name, request))
+            surveys.append(survey_partition(tier, name, request))
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
     beside = [
-        *_unfinished_uploads_that_may_hold_keys(tier, partitions, request, not_covered),
-        *_deleted_topics_that_may_hold_keys(tier, partitions),
+        *_holding_uploads(tier, partitions, request, not_covered),
+        *_holding_deleted_topics(tier, partitions),
     ]
     if tier.settings.tier.pinterest.target and tier.kind.owns_root:
-        beside += [holder for name in partitions for holder in _key_holding_objects_in_pinterest_output(tier, name, request)]
+        beside += [holder for name in partitions for holder in _holding_generation_objects(tier, name, request)]
         not_covered.append(OLD_GENERATIONS)
     if tier.settings.outputs.iceberg.topics:
         beside += [
             holder
             for topic in sorted({name.topic for name in partitions})
-            for holder in _key_holding_files_in_iceberg_table(tier, topic, request)
+            for holder in _holding_table_files(tier, topic, request)
         ]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySearchResult(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
-def _unfinished_uploads_that_may_hold_keys(
+def _holding_uploads(
     tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedKeyLocation]
 ) -> Iterator[ObjectHoldingRecordKey]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory."""
@@ -147,7 +147,7 @@ def _unfinished_uploads_that_may_hold_keys(
             yield ObjectHoldingRecordKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingRecordKey]:
+def _holding_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingRecordKey]:
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_partitions():
         if one.topic in topics:
@@ -156,13 +156,12 @@ def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPar
             yield ObjectHoldingRecordKey(name, place, KeyHoldingObjectState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingRecordKey]:
-    """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
+def _holding_table_files(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingRecordKey]:
     require_pip_extra("iceberg", "[outputs.iceberg]")
-    from compactor.features.iceberg.output import find_iceberg_files_with_record_keys
+    from compactor.features.iceberg.output import find_files_holding_keys
 
     try:
-        found = find_iceberg_files_with_record_keys(tier, topic, request.keys)
+        found = find_files_holding_keys(tier, topic, request.keys)
     except CompactorError as error:
         yield ObjectHoldingRecordKey(
             topic, "the Iceberg table", KeyHoldingObjectState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}"
@@ -177,7 +176,7 @@ def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySear
         )
 
 
-def _key_holding_objects_in_pinterest_output(
+def _holding_generation_objects(
     tier: Tier, partition: TopicPartition, request: KeySearchRequest
 ) -> Iterator[ObjectHoldingRecordKey]:
     from compactor.features.pinterest.generations import GenerationStepLog
@@ -193,7 +192,7 @@ def _key_holding_objects_in_pinterest_output(
         if partition not in copy.list_partitions():
             continue
         try:
-            holders = survey_objects_holding_keys(copy, partition, request).holders
+            holders = survey_partition(copy, partition, request).holders
         except CompactorError as error:
             waits_for = f"it cannot be read: {error.message}"
             yield ObjectHoldingRecordKey(str(partition), url, KeyHoldingObjectState.GENERATION, ANY_KEY, "unknown", waits_for)
@@ -206,7 +205,7 @@ def _key_holding_objects_in_pinterest_output(
 # --- bringing it forward ---
 
 
-def run_rounds_and_retire_to_erase_keys(
+def expedite_erasure(
     tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySearchResult:
     """Run rounds over the segments that contain the keys, until they make no more progress, and then `retire`. Return a new survey, whose
@@ -217,18 +216,18 @@ def run_rounds_and_retire_to_erase_keys(
     :param shorten_grace: delete replaced segments although readers may still use them.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
-        if not survey.movable or not _run_round_to_erase_keys(tier, survey, request.now_ms, report_step):
+        if not survey.movable or not _run_erasing_round(tier, survey, request.now_ms, report_step):
             break
-        before, survey = survey.movable, survey_objects_holding_keys(tier, survey.partition, request)
+        before, survey = survey.movable, survey_partition(tier, survey.partition, request)
         if survey.movable == before:
             break
     if not survey.holders:
         return survey
     _retire_replaced_segments(tier, survey, request.now_ms, shorten_grace=shorten_grace, report_step=report_step)
-    return replace(survey_objects_holding_keys(tier, survey.partition, request), removals=survey.removals)
+    return replace(survey_partition(tier, survey.partition, request), removals=survey.removals)
 
 
-def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> RoundAssessmentFunction:
+def create_including_assessor(segment_ids: frozenset[str]) -> RoundAssessmentFunction:
     """Return a function that assesses a round as usual and adds these segments to those to read, if they lie below the round's end offset.
     If it adds any, the round is due.
     """
@@ -246,13 +245,13 @@ def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> Rou
     return assess_round_with_segments
 
 
-def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
+def _run_erasing_round(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
     name = survey.partition
     log, hint = (
         tier.open_partition_log(name, caller_runs_round=True),
         tier.change_notifier.latest_hint(name),
     )
-    report = create_round(tier, name, now_ms, assess_with=create_round_assessor_including_segments(survey.movable)).execute_round(log)
+    report = create_round(tier, name, now_ms, assess_with=create_including_assessor(survey.movable)).execute_round(log)
     tier.change_notifier.cache_state(log, hint)
     if report.status in PUBLISHING:
         tier.change_notifier.announce_changed_control_logs([log])
@@ -297,7 +296,7 @@ class ErasureReportHeader:
     digests: tuple[str, ...]
 
 
-def keyed_digest_of_record_key(key: bytes, secret: bytes) -> str:
+def keyed_key_digest(key: bytes, secret: bytes) -> str:
     """Return a digest by the tier's hash key, so that a filed report does not contain the record key itself."""
     return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
 

@@ -70,7 +70,7 @@ class DataFileWriteTask:
     inflate_limit: int
 
     @property
-    def upper_bound_of_records_in_slice(self) -> int:
+    def max_record_count_of_slice(self) -> int:
         """Upper bound, because brokers do not report the number."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
@@ -106,24 +106,24 @@ class LocalDataFileWriter:
 
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
-        check = _KeyUniquenessCheck(files, budget, sum(task.upper_bound_of_records_in_slice for task in files.tasks))
+        check = _KeyUniquenessCheck(files, budget, sum(task.max_record_count_of_slice for task in files.tasks))
         for task in files.tasks:
             each = task.file.slice
             try:
-                out_files_by_slice[each] = write_data_file_of_slice(files.tier, files.table, task, partial(check.add_keys_of_records, each))
+                out_files_by_slice[each] = write_slice_file(files.tier, files.table, task, partial(check.add_keys_of_records, each))
             except TableColumnsMissing as error:
                 files.table.add_columns(error.columns)
-                out_files_by_slice[each] = write_data_file_of_slice(files.tier, files.table, task)  # whose keys are added
+                out_files_by_slice[each] = write_slice_file(files.tier, files.table, task)  # whose keys are added
         for file in files.others if files.tasks else ():
-            for keys in files.table.read_keys_of_data_file(file.file_path):
-                check.require_keys_not_among_written_keys(keys, file.file_path)
+            for keys in files.table.read_file_keys(file.file_path):
+                check.require_keys_unwritten(keys, file.file_path)
         return check.checked_share_of_keys
 
 
 def _ignore_records(selection: SelectedRecords) -> None: ...
 
 
-def write_data_file_of_slice(
+def write_slice_file(
     tier: Tier, table: TopicTable, task: DataFileWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
     """Write the records of a slice that have a key and a value to a data file. If there are none, write nothing and return None.
@@ -137,7 +137,7 @@ def write_data_file_of_slice(
     decoded_format_by_field = settings.decoded_format_by_field if settings is not None else {}
     typed = TypedColumnBuilder(table, KeyAndValueDecoder(tier.settings), decoded_format_by_field) if decoded_format_by_field else None
 
-    def read_arrow_batches_of_slice() -> Iterator[pa.RecordBatch]:
+    def read_slice_batches() -> Iterator[pa.RecordBatch]:
         for selection in OffsetRangeReader(tier, task.extent, options).read_selected_records():
             on_records(selection)
             rows, picked = selection.rows, selection.picked
@@ -149,13 +149,13 @@ def write_data_file_of_slice(
                     yield batch
                     continue
                 for first in range(0, len(batch), TYPED_ROWS):
-                    part = typed.add_typed_columns_to_batch(batch.slice(first, TYPED_ROWS))
+                    part = typed.add_typed_columns(batch.slice(first, TYPED_ROWS))
                     if not typed.lacks_columns:
                         yield part
         if typed and typed.lacks_columns:
             raise typed.missing_columns_error()
 
-    return table.write_data_file(task.file, read_arrow_batches_of_slice())
+    return table.write_data_file(task.file, read_slice_batches())
 
 
 def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
@@ -203,7 +203,7 @@ class _KeyUniquenessCheck:
                 offset = int(selection.rows.offset[rows[np.flatnonzero(~new[:done])[0]]])
                 raise duplicate_key_error(self._name, f"segment {view_slice.segment_id}", offset)
 
-    def require_keys_not_among_written_keys(self, keys: pa.Array, path: str) -> None:
+    def require_keys_unwritten(self, keys: pa.Array, path: str) -> None:
         """Raise BadData if a key (large_binary) of a file that stays in the table is among the added ones."""
         hashes, held = hashes_of_key_column(keys, self._halves), np.empty(len(keys), np.bool_)
         if self._keys is not None:
@@ -615,7 +615,7 @@ class TypedColumnBuilder:
         columns = (self._columns.fields or {}).items()
         return TableColumnsMissing(pa.schema([*((name, kind.arrow_type()) for name, kind in columns), (ERROR_COLUMN, pa.string())]))
 
-    def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def add_typed_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the typed values, and the reasons why parts of them have no place. If the table lacks columns, return the
         batch as it was and set ``lacks_columns``.
 
@@ -670,7 +670,6 @@ class TypedColumnBuilder:
         return is_exact
 
     def _column(self, name: str, decoded: Sequence[DecodedKeyOrValue], reasons: list[list[str]], *, is_exact: bool) -> pa.Array | None:
-        """Return a typed column, if the table has it, and add to ``reasons`` of rows why parts are left out."""
         column_name, values = DECODED_COLUMNS[name], [each.value for each in decoded]
         for row, each in enumerate(decoded):
             if each.error:

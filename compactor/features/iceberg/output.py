@@ -31,9 +31,9 @@ from compactor.features.iceberg.plan import (
     PartitionEntryInSnapshot,
     TableUpdatePlan,
     ViewSlice,
-    end_offset_of_unfinished_round,
+    unfinished_round_end,
     plan_table_update,
-    snapshot_entry_of_partition_view,
+    view_snapshot_entry,
     view_slices,
 )
 from compactor.features.iceberg.table import TableChanged, TopicTable, open_table_loader, shared_table_error
@@ -71,14 +71,14 @@ class IcebergOutput:
             return OutputReport("empty", MAX_OFFSET)
         written: dict[ViewSlice, DataFile | None] = {}
 
-        def require_table_of_one_topic() -> None:
+        def require_unshared_table() -> None:
             topics = settings.find_shared_tables(name.topic for name in tier.list_partitions()).get(wanted.table, [])
             if partition.topic in topics:
                 raise shared_table_error(wanted.table, topics)
 
         tier_id = tier.identity.read_catalog().tier_id
         with open_table_loader(
-            wanted, tier_id, partition.topic, create_if_missing=True, before_creation=require_table_of_one_topic
+            wanted, tier_id, partition.topic, create_if_missing=True, before_creation=require_unshared_table
         ) as read_table:
 
             def read_existing_table() -> TopicTable:
@@ -89,16 +89,16 @@ class IcebergOutput:
             for _ in range(COMMIT_ATTEMPTS):
                 try:
                     attempt = _TableUpdateAttempt(tier, partition, read_existing_table(), self.writer, written)
-                    report = attempt.try_write_and_commit_changed_rows()
+                    report = attempt.try_commit()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
-                    return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_existing_table, report)
+                    return self._expire_and_report(tier, partition.partition, read_existing_table, report)
         raise Unavailable(
             f"{partition}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later"
         )
 
-    def _expire_snapshots_and_add_to_report(
+    def _expire_and_report(
         self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport
     ) -> OutputReport:
         """Return ``report`` with the number of deleted files and the time of the next update: the next expiry, the next sweep, or
@@ -168,11 +168,11 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         return None
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
         table = read_table()
-        known = table.partition_entry_in_current_snapshot(partition.partition) if table else None
+        known = table.partition_entry(partition.partition) if table else None
         files = list(table.data_files_of_partition(partition.partition).values()) if table else []
-        is_changed = table is not None and table.is_partition_changed_by_others(partition.partition)
+        is_changed = table is not None and table.is_partition_changed(partition.partition)
     state, view, _ = _read_published_view(tier, partition)
-    is_waiting = end_offset_of_unfinished_round(state) >= 0
+    is_waiting = unfinished_round_end(state) >= 0
     shown = (
         not is_waiting
         and not is_changed
@@ -210,7 +210,7 @@ class IcebergDataFileHoldingRecordKey:
     kept_because: str = ""
 
 
-def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
+def find_files_holding_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
     """Return the data files with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(topic)
     if settings is None:
@@ -228,7 +228,7 @@ def find_iceberg_files_with_record_keys(tier: Tier, topic: str, keys: Collection
                     current in snapshots,
                     table.reason_to_keep_files,
                 )
-                for path, key, snapshots in (table.find_data_files_with_keys(keys))
+                for path, key, snapshots in (table.find_files_with_keys(keys))
             ]
             if table
             else []
@@ -239,7 +239,7 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
     """Return a partition's state, its entry for a snapshot, and its slices, ascending."""
     state = tier.open_partition_log(partition).refresh()
     log_start = tier.first_readable_offset(state)
-    return state, snapshot_entry_of_partition_view(state, log_start), view_slices(state, log_start)
+    return state, view_snapshot_entry(state, log_start), view_slices(state, log_start)
 
 
 @dataclass(frozen=True)
@@ -255,16 +255,16 @@ class _TableUpdateAttempt:
     writer: DataFileWriter
     written: dict[ViewSlice, DataFile | None]
 
-    def try_write_and_commit_changed_rows(self) -> OutputReport | None:
+    def try_commit(self) -> OutputReport | None:
         """Commit the partition's changed rows, if any. Return None, without a commit, if the view has changed while files were written.
 
         Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
         """
         partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
-        known = self.table.partition_entry_in_current_snapshot(partition)
+        known = self.table.partition_entry(partition)
         state, view, slices = _read_published_view(self.tier, self.partition)
-        files, unfinished = self.table.data_files_of_partition(partition), end_offset_of_unfinished_round(state)
+        files, unfinished = self.table.data_files_of_partition(partition), unfinished_round_end(state)
         # Of an entry that has expired, the names of the files still tell the incarnation.
         incarnation = max((name.incarnation for name in map(DataFileName.from_data_file_path, files) if name), default=0)
         if incarnation > view.incarnation or (known is not None and known.snapshot_ordering_key > view.snapshot_ordering_key):
@@ -274,7 +274,7 @@ class _TableUpdateAttempt:
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        is_changed = self.table.is_partition_changed_by_others(partition)
+        is_changed = self.table.is_partition_changed(partition)
         undecoded = self.table.count_undecoded_rows(files.values())
         content = PartitionOutputExtent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:
@@ -293,7 +293,7 @@ class _TableUpdateAttempt:
                 self.table.commit_snapshot({}, [], [])
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
-        checked = self._write_data_files_of_changed_slices(state, plan, files)
+        checked = self._write_changed_slices(state, plan, files)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
         empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
         view = view.model_copy(update={"empty": empty, "checked": checked})
@@ -310,7 +310,7 @@ class _TableUpdateAttempt:
         content = PartitionOutputExtent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
-    def _write_data_files_of_changed_slices(
+    def _write_changed_slices(
         self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]
     ) -> ShareOfKeysCheckedUnique:
         """Write the files in ``plan.write`` that no earlier attempt has written, and check that no key occurs twice."""

@@ -319,7 +319,6 @@ class TopicTable:
             return len(deleted), next_ms
 
     def _plan_expiry(self, keep_ms: int, now_ms: int) -> tuple[set[str], list[int], int | None]:
-        """Return the branches and tags to remove, the snapshots to expire, and when the next of either is due."""
         references, default_age = self.table.metadata.refs, self.table.properties.get("history.expire.max-ref-age-ms")
         ages = {name: one.max_ref_age_ms or (int(default_age) if default_age else None) for name, one in references.items()}
         made_ms = {one.snapshot_id: one.timestamp_ms for one in self.table.snapshots()}
@@ -415,7 +414,6 @@ class TopicTable:
         return all(one is not None and one.table_uuid == self.table.metadata.table_uuid for one in found)
 
     def _read_metadata_file(self, name: str) -> TableMetadata | None:
-        """Return a metadata file's content; None if it is no table's metadata."""
         try:
             return FromInputFile.table_metadata(self.table.io.new_input(self.table.location_provider().new_metadata_location(name)))
         except (iceberg_errors.ValidationError, ValueError, FileNotFoundError):

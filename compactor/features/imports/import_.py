@@ -49,10 +49,10 @@ from compactor.features.imports.log_directory import (
     compacted_log_error,
     describe_cleaning_signs,
     describe_tail_batches,
-    directory_errors_as_usage_errors,
+    convert_directory_errors,
     find_cleaning_signs,
     lineage_from_batches,
-    lineage_with_epochs_of_staged_segments,
+    lineage_with_staged_epochs,
     max_segment_disk_bytes,
     read_broker_cleaner_offset,
     read_broker_log_start,
@@ -75,13 +75,13 @@ from compactor.features.imports.seam import (
     fill_lineage_gap,
     find_divergence,
     find_divergence_outside_gaps,
-    has_all_records_of_tier,
+    has_all_tier_records,
     has_equal_tail_batches,
     list_log_segments,
-    listing_with_files_staged_for_deletion,
+    listing_with_staged_files,
     make_tier_unchanged_check,
     open_listed_segments,
-    require_no_gap_after_tier,
+    require_no_gap,
     require_segments_precede_tier,
 )
 from compactor.features.imports.staged_files import (
@@ -91,7 +91,7 @@ from compactor.features.imports.staged_files import (
     SegmentUpload,
     SegmentUploadSettings,
     TierEnd,
-    add_segments_to_tier_unless_present,
+    add_segments_once,
     require_free_space,
 )
 from compactor.features.imports.truncation import segment_head_before_offset, undo_rounds_beyond_offset
@@ -110,23 +110,23 @@ class ImportOptions:
 
     live: a broker writes to the directory, so its newest segment is left out.
     gaps: gaps are expected, because the log was compacted before.
-    accept_truncation: discard from the tier the records that a later leader has discarded, as the broker's leader epochs show.
+    accept_truncation: discard the records that a later leader has discarded, as the broker's leader epochs show.
     accept_loss: discard them even if rounds beyond the truncation can no longer be undone, so that keys lose their last value. Also
-        continue the tier from a log that was compacted beyond the tier's end, so that deleted keys may stay in the tier.
+        continue from a log that was compacted beyond the tier's end, so that deleted keys may stay in the tier.
     continues_cleaned_source: the tier has all of its segments from the same compacted log, or none. Then the log may be compacted beyond
         the tier's end.
     accept_erased: bring back what may hold values that were erased (`erasure --expedite`).
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
-    lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has.
+    lineage: the broker's leader epochs, if more are known than the directory's checkpoint file has.
     older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
     topic_id: None to read it from the directory, which is then a broker's.
     refill: import into a partition although it was deleted from the tier.
     fetched_from: batches before this offset were not fetched; a gap before it is no error.
     rewritten: the log was compacted before this offset, so that its batches there differ from the broker's.
-    log_start: log start offset, if known; else 0. Used only by the first import of a partition.
+    log_start: if known; used only by the first import of a partition.
     held: the live log's staged files, if the caller holds them open.
-    opening: who may say that the topic was created again, so that a new incarnation is opened.
-    staged_problem: returns why a staged file that has missing offsets is refused; empty: it is not.
+    opening: who may say that the topic was created again.
+    staged_problem: returns why a staged file with missing offsets is refused; empty: it is not.
     """
 
     live: bool = False
@@ -211,13 +211,13 @@ def import_directory(
     :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
     :raises BadData: if a segment is corrupt, there is a gap, or the directory has another log or a discarded tail. The tier is unchanged.
     :raises Fenced: if the import was voided because it paused too long.
-    :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
+    :raises StoreError: the next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
     partition = tier.latest_incarnation(partition)
     log = tier.open_partition_log(partition)
     shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.announce_changed_control_logs([log]))
-    with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
+    with convert_directory_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
         work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgressCallbacks(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
@@ -271,7 +271,7 @@ class _DirectoryImport:
         if place != self.partition:
             self.partition, self.log = place, self.tier.open_partition_log(place)
             return self.import_new_segments()
-        self._require_deleted_partition_may_be_refilled(state)
+        self._require_refill_allowed(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.partition))
         if not self.done:
@@ -279,26 +279,26 @@ class _DirectoryImport:
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._add_files_staged_for_deletion(found, state, diverged)
+        found = self.whole = self._with_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned, self.continues_cleaned_source = None, False
-            self._require_log_uncleaned_by_broker_beyond(diverged.offset)
+            self._require_uncleaned_beyond(diverged.offset)
             self._replace_discarded_tier_end(found, state, diverged)
             return self.import_new_segments()
-        self._require_records_not_only_in_remote_storage(found, state)
-        self._require_log_uncleaned_by_broker_beyond(state.end_offset + 1)
-        self._add_segments_before_tier_start(found, state)
+        self._require_local_records(found, state)
+        self._require_uncleaned_beyond(state.end_offset + 1)
+        self._prepend_segments(found, state)
         state = self.log.state
         new = found.segments_from_offset(self._first_offset_to_read(state))
-        if self.log_start and self.options.live and self._end_offset_of_sealed_segments(found) <= self.log_start:
+        if self.log_start and self.options.live and self._sealed_end_offset(found) <= self.log_start:
             new = found.segments_before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
         if state.has_segments and not new.bases:
             self._require_equal_last_records(found, state)  # all sealed segments of a live log may lie before the tail
-            self._add_note_if_log_is_unidentified()
-        for part in self._split_listing_by_memory_limit(new):
+            self._note_unidentified_log()
+        for part in self._split_listing(new):
             count = len(self.done)
-            with self._lock_if_import_is_large(part):
-                if self._add_batches_after_tier_end(found, part, state, diverged):
+            with self._size_lock(part):
+                if self._append_batches(found, part, state, diverged):
                     break
             if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
                 return self.import_new_segments()  # another process has cut the log or added to it, so decide again what is missing
@@ -317,13 +317,13 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _add_files_staged_for_deletion(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
-        return listing_with_files_staged_for_deletion(
+        return listing_with_staged_files(
             listing, self.held, self.options.staged_problem, self.policy, tier_end, partial(self._first_uncleaned_offset, listing)
         )
 
@@ -332,13 +332,13 @@ class _DirectoryImport:
         lies after every staged file.
         """
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
-        for part in self._split_listing_by_memory_limit(listing):
+        for part in self._split_listing(listing):
             signs = find_cleaning_signs(self._open_listed_segments(part))
             if signs:
                 return max(cleaned, signs[0].last + 1)
         return cleaned
 
-    def _require_records_not_only_in_remote_storage(self, listing: SegmentListing, state: PartitionState) -> None:
+    def _require_local_records(self, listing: SegmentListing, state: PartitionState) -> None:
         """Raise BadData if the log is empty because its broker has moved all records to its remote storage (KIP-405), so that the import
         would say that nothing is new. If only the log's beginning was moved, or gaps are accepted, add a note.
         """
@@ -356,7 +356,7 @@ class _DirectoryImport:
         if not state.has_segments and not any(note.startswith(what) for note in self.notes):
             self.notes.append(f"{what}, and are not imported")
 
-    def _require_deleted_partition_may_be_refilled(self, state: PartitionState) -> None:
+    def _require_refill_allowed(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
                 f"{self.partition} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
@@ -364,7 +364,7 @@ class _DirectoryImport:
 
     # --- at the end ---
 
-    def _add_batches_after_tier_end(
+    def _append_batches(
         self, listing: SegmentListing, listing_part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
         """Import the batches of ``listing_part`` after the tier's end. Return whether the bound (``options.below``) was reached.
@@ -386,10 +386,10 @@ class _DirectoryImport:
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
-            self._add_note_if_log_is_unidentified()
+            self._note_unidentified_log()
             return reached
         pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
-        self.identity.require_log_is_that_of_tier(self.compared, self._count_equal_records_below)
+        self.identity.require_same_log(self.compared, self._count_equal_records_below)
         checked = self._check_file_parts(pieces)
         found_members = combine_parts_to_segments(self.log_dir, checked, read_end_states(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
@@ -418,16 +418,16 @@ class _DirectoryImport:
             require_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
-        return lineage_with_epochs_of_staged_segments(given, sources)
+        return lineage_with_staged_epochs(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, is_written_by_broker=self.options.live)
 
-    def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
+    def _split_listing(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing of a live log in parts that fit into memory, because its files are read."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
-    def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
+    def _size_lock(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
         return self.company.large if listing_part.total_size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
@@ -439,24 +439,24 @@ class _DirectoryImport:
         lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
         if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
-            end = max(self._end_offset_of_sealed_segments(listing), given[-1].start_offset)
+            end = max(self._sealed_end_offset(listing), given[-1].start_offset)
             diverged = find_divergence_outside_gaps(state, lineage, end, self._open_tier_segment, self.gaps_met)
         else:
-            diverged = find_divergence(state, *self._read_lineage_and_end_offset(new))
+            diverged = find_divergence(state, *self._read_listed_lineage(new))
             if diverged is not None and diverged.newer:  # it may lie before the segments that were opened
-                diverged = find_divergence(state, *self._read_lineage_and_end_offset(listing))
+                diverged = find_divergence(state, *self._read_listed_lineage(listing))
             elif diverged is not None and has_equal_tail_batches(state, self._open_listed_segments(new)):
                 return None  # epochs that only batches show may be out of order (v0 and v1 have none); equal batches are better evidence
         if diverged is None or (diverged.newer and diverged.offset > state.end_offset):
             return diverged
         if not (diverged.newer and self.options.accept_truncation) or diverged.offset <= state.log_start:
-            self._has_equal_tail_batches_below(listing, state, diverged.offset)  # if it is another log, the error says so
-            for part in self._split_listing_by_memory_limit(new):  # nor is a checkpoint believed that its own batches contradict
+            self._has_equal_tail(listing, state, diverged.offset)  # if it is another log, the error says so
+            for part in self._split_listing(new):  # nor is a checkpoint believed that its own batches contradict
                 self._read_checkpoint_lineage(self._open_listed_segments(part))
             raise diverged.divergent_import_error(state, self.log_dir)
         return diverged
 
-    def _end_offset_of_sealed_segments(self, listing: SegmentListing) -> int:
+    def _sealed_end_offset(self, listing: SegmentListing) -> int:
         if listing.end is not None:
             return listing.end
         for base in reversed(listing.bases):
@@ -465,23 +465,22 @@ class _DirectoryImport:
                 return int(source.table.last_offset[-1]) + 1
         return 0
 
-    def _read_lineage_and_end_offset(self, listing: SegmentListing) -> tuple[Lineage, int]:
+    def _read_listed_lineage(self, listing: SegmentListing) -> tuple[Lineage, int]:
         lineage, end = Lineage(), 0
-        for part in self._split_listing_by_memory_limit(listing):
+        for part in self._split_listing(listing):
             filled = [source for source in self._open_listed_segments(part) if source.size]
             lineage = extend_lineage(lineage, lineage_from_batches(filled))
             end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
         return lineage, end
 
-    def _require_log_uncleaned_by_broker_beyond(self, offset: int) -> None:
-        """Raise BadData if the broker's cleaner has cleaned beyond ``offset``, where the directory would continue the tier."""
+    def _require_uncleaned_beyond(self, offset: int) -> None:
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
             try:
                 require_not_compacted_beyond(self.partition, offset, cleaned, cleaned_by="the broker's own cleaner", source_name=where)
             except BadData as error:
-                self._accept_compacted_log_or_raise(error, offset, cleaned)
+                self._require_accepted_compaction(error, offset, cleaned)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
         self.cleaned_to = max(self.cleaned_to, cleaned)
 
@@ -497,25 +496,24 @@ class _DirectoryImport:
         if offset:
             what = f"a log cleaner has compacted {self.partition}: {describe_cleaning_signs(signs)}"
             try:
-                self._accept_compacted_log_or_raise(compacted_log_error(self.partition, offset, what, signs[0].segment), offset, end)
+                self._require_accepted_compaction(compacted_log_error(self.partition, offset, what, signs[0].segment), offset, end)
             except BadData:
                 check_file_parts(file_parts, FileCheckSettings(self.policy.max_decompressed_batch_bytes, self.company.threads))
                 raise  # not a damaged header: its batch is intact
         self.cleaned_to = max(self.cleaned_to, end)
 
-    def _accept_compacted_log_or_raise(self, error: BadData, offset: int, cleaned_to: int) -> None:
+    def _require_accepted_compaction(self, error: BadData, offset: int, cleaned_to: int) -> None:
         """Raise ``error``, which says that the log was compacted beyond ``offset``, unless all of the tier comes from the log as it was
         compacted then, or a person has accepted the loss.
-
-        A first import may take a compacted log in several parts: the part of the log below ``state.source_cleaned_to`` was compacted before
-        its first segment came in, together with all that its tombstones delete. Beyond that, the tier's last batches must have come from a
-        compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for the
-        replica of a log that was *not* compacted when it was imported, because such a replica may have missed tombstones for ever.
         """
+        # A first import may take a compacted log in several parts: the part of the log below ``source_cleaned_to`` was compacted before its
+        # first segment came in, together with all that its tombstones delete. Beyond that, the tier's last batches must have come from a
+        # compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for the
+        # replica of a log that was *not* compacted when it was imported, because it may have missed tombstones for ever.
         state = self.log.state
         if self.continues_cleaned_source or cleaned_to <= state.source_cleaned_to:
             return
-        if state.end_offset + 1 == offset and self._is_tier_the_beginning_of_the_same_compacted_log(state):
+        if state.end_offset + 1 == offset and self._continues_compacted_log(state):
             self.continues_cleaned_source = True
             self.rewritten = max(self.rewritten, cleaned_to)
         elif not self.options.accept_loss:
@@ -528,18 +526,17 @@ class _DirectoryImport:
                 " aborted, may stay in the tier"
             )
 
-    def _is_tier_the_beginning_of_the_same_compacted_log(self, state: PartitionState) -> bool:
-        """Return whether the tier's last batches came from a compacted log, and the directory has all of the tier's records."""
+    def _continues_compacted_log(self, state: PartitionState) -> bool:
         if not state.tail or state.source_cleaned_to <= state.tail[0].base_offset:
             return False
         limit = self.policy.max_decompressed_batch_bytes
-        return has_all_records_of_tier(state, self.whole, self._open_tier_segment, self._open_listed_segments, limit)
+        return has_all_tier_records(state, self.whole, self._open_tier_segment, self._open_listed_segments, limit)
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
-            self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
+        if self.options.older and self._sealed_end_offset(listing) <= state.end_offset + 1:
+            self._count_equal_records(listing, state, self._sealed_end_offset(listing))
 
-    def _has_equal_tail_batches_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
+    def _has_equal_tail(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
         compared = listing.segments_before_offset(offset).segments_from_offset(known[0].base_offset) if known else None
         sources = [] if compared is None else self._open_listed_segments(compared)
@@ -551,10 +548,10 @@ class _DirectoryImport:
         return count_equal_last_records(state, listing, open_tier, open_listed, limit, end_offset=end_offset, compacted_below=below)
 
     def _count_equal_records_below(self, end_offset: int) -> int:
-        return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
+        return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._sealed_end_offset(self.whole)))
 
-    def _add_note_if_log_is_unidentified(self) -> None:
-        if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
+    def _note_unidentified_log(self) -> None:
+        if self.log.state.has_segments and not self.identity.is_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.topic_adoption_needed_note())
 
     # --- a truncated log ---
@@ -562,30 +559,30 @@ class _DirectoryImport:
     def _replace_discarded_tier_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
         """Replace the discarded data by the first segments of the broker's new branch, after all of the branch was read and checked."""
         offset, end = diverged.offset, state.end_offset
-        same: int = self._has_equal_tail_batches_below(listing, state, offset)
-        self.identity.require_log_is_that_of_tier(same, self._count_equal_records_below, cut_offset=offset)
+        same: int = self._has_equal_tail(listing, state, offset)
+        self.identity.require_same_log(same, self._count_equal_records_below, cut_offset=offset)
         loss = self.options.accept_loss
-        self.notes += diverged.require_equal_records_before_divergence(
+        self.notes += diverged.require_equal_records(
             state, self.log_dir, lambda: same or self._count_equal_records_below(offset), accept_loss=loss
         )
         branch = listing.segments_from_offset(offset)
-        with self._lock_if_import_is_large(branch):
-            checked = self._check_file_parts_of_branch(branch, state, offset)
+        with self._size_lock(branch):
+            checked = self._check_branch(branch, state, offset)
             check_position = make_tier_unchanged_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
             with tempfile.TemporaryDirectory(prefix="cut-", dir=spool_folder(self.tier.state_dir)) as scratch:
-                self._cut_tier_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
+                self._replace_tier_end(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
-    def _check_file_parts_of_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
+    def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
         """Read and check all batches from ``offset`` on. Return those to record together with the cut: the listing's first part with data,
         below ``options.below``.
         """
         first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
-        for part in self._split_listing_by_memory_limit(branch):
+        for part in self._split_listing(branch):
             sources = self._open_listed_segments(part)
             self._read_checkpoint_lineage(sources)
             pieces = file_parts_after_offset(self.log_dir, sources, offset - 1)
@@ -603,7 +600,7 @@ class _DirectoryImport:
             last = [pieces[-1].source]
         return first or []
 
-    def _cut_tier_end_and_add_branch(self, file_parts: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
+    def _replace_tier_end(self, file_parts: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
         """Cut the tier at ``offset`` and add the first segments of the new branch, in one record."""
         state, layout = self.log.state, self.tier.ports.layout
         place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
@@ -617,7 +614,7 @@ class _DirectoryImport:
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = lineage_with_epochs_of_staged_segments(log_lineage, [one.piece.source for one in file_parts])
+        log_lineage = lineage_with_staged_epochs(log_lineage, [one.piece.source for one in file_parts])
         self._upload_and_record_segments(found, self._build_segment_addition(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
@@ -633,7 +630,7 @@ class _DirectoryImport:
         first = file_parts[0].source
         if not state.has_segments or first.base == last_tier_offset + 1:
             return file_parts
-        require_no_gap_after_tier(
+        require_no_gap(
             state, last_tier_offset, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps
         )
         self.notes.append(f"offsets {last_tier_offset + 1} to {first.base - 1} are missing in {self.partition}, and stay so")
@@ -641,7 +638,7 @@ class _DirectoryImport:
 
     # --- before the beginning ---
 
-    def _add_segments_before_tier_start(self, listing: SegmentListing, state: PartitionState) -> None:
+    def _prepend_segments(self, listing: SegmentListing, state: PartitionState) -> None:
         if not state.has_segments or not listing.bases or listing.bases[0] >= state.start_offset or not self.options.older:
             return
         if state.log_start_offset is not None or (listing.end is not None and listing.end < state.start_offset):
@@ -663,7 +660,7 @@ class _DirectoryImport:
                 hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
-        self.identity.require_log_is_that_of_tier(0, self._count_equal_records_below)
+        self.identity.require_same_log(0, self._count_equal_records_below)
         found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_producer_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
@@ -712,9 +709,9 @@ class _DirectoryImport:
         """Return a builder without Bloom filter, for the number of keys and the outcomes of transactions."""
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
-        return SidecarBuilder(source, None, self._secret_hash_key_for_import(), counts_distinct_keys=True)
+        return SidecarBuilder(source, None, self._hash_key(), counts_distinct_keys=True)
 
-    def _secret_hash_key_for_import(self) -> bytes:
+    def _hash_key(self) -> bytes:
         """Return the tier's hash key, or that with which this import will create the tier."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
@@ -728,9 +725,9 @@ class _DirectoryImport:
         cuts.
         """
         if not addition.cut and not self.options.accept_erased:
-            self._require_erased_values_stay_erased(new_segments)
+            self._require_values_erased(new_segments)
         # The broker's cleaner may have run while the segments were read.
-        self._require_log_uncleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
+        self._require_uncleaned_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
         require_free_space(tier.ports.layout.url, sum(max_segment_disk_bytes(member, interval) for member in new_segments))
         if not tier.catalog.state.tier_id:
@@ -742,10 +739,10 @@ class _DirectoryImport:
         how = SegmentUploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
         check, members = self.identity.require_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
-        if add_segments_to_tier_unless_present(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
+        if add_segments_once(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
             self.done += new_segments
 
-    def _require_erased_values_stay_erased(self, new_segments: Sequence[SegmentToImport]) -> None:
+    def _require_values_erased(self, new_segments: Sequence[SegmentToImport]) -> None:
         """Raise BadData if the segments may bring erased values back: the partition was deleted from the tier, or they precede what it has,
         and an erasure of the topic is recorded. What continues the tier comes after the tombstones of erased keys.
         """

@@ -351,7 +351,6 @@ def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
 
 
 def _last_indexed_position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
-    """Return the position in the log of the last index entry, or 0."""
     from compactor.records.indexes import OFFSET_ENTRY
 
     index = segment.files.get("index")

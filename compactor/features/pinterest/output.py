@@ -207,7 +207,6 @@ def _delete_generation_if_due(
     dry_run: bool,
     count_waiting_objects: bool,
 ) -> DeletedOrExpiringGeneration:
-    """Delete one generation if it is due, and return it with the number and size of the objects that were or would be deleted."""
     due = due_ms <= now_ms
     one = DeletedOrExpiringGeneration(*partition, generation, due, -1, -1, due_ms)
     if not due and not count_waiting_objects:

@@ -35,7 +35,7 @@ ENDLESS_ENTRIES: Final = 2
 """With exactly this many index entries, the consumer's search (S3OffsetIndexHandler) never ends for offsets before the first entry."""
 
 
-def verify_partition_known_by_listing(
+def verify_listed_partition(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Raises OutOfBudget, StoreError. ``on_bytes``: size of each checked log."""
@@ -59,9 +59,9 @@ class _ListedPartitionVerifier:
         for segment in listing.segments:
             if "log" not in segment.files:
                 continue
-            found, end = self._check_segment_and_find_next_offset(segment, limit)
+            found, end = self._check_segment(segment, limit)
             on_bytes(segment.files["log"].size)
-            if found and self._have_segment_files_vanished_since_listing(segment):
+            if found and self._has_vanished(segment):
                 continue  # it expired during the check
             yield from found
             if end is not None:
@@ -73,7 +73,6 @@ class _ListedPartitionVerifier:
                 yield self._listing_problem_as_error("gap", file_name(segment.base, "log"), detail)
 
     def _find_listing_problems(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
-        """Yield the problems that show without reading segments."""
         for problem in listing.problems:
             yield self._listing_problem_as_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
@@ -115,7 +114,7 @@ class _ListedPartitionVerifier:
         for key in listing.other_keys:
             yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
-    def _check_segment_and_find_next_offset(
+    def _check_segment(
         self, segment: ListedSegment, max_inflated_bytes: int
     ) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and where a consumer continues after it; None if it cannot be read."""
@@ -145,7 +144,7 @@ class _ListedPartitionVerifier:
                 found.append(self._listing_problem_as_error("endless", file_name(segment.base, "index"), detail))
         return found, max(end, segment.base)
 
-    def _have_segment_files_vanished_since_listing(self, segment: ListedSegment) -> bool:
+    def _has_vanished(self, segment: ListedSegment) -> bool:
         now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 

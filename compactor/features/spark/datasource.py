@@ -178,7 +178,7 @@ class ReadRequest:
 
 def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
     """Parse the options of a read, whatever their case and underscores. Raises UsageError if one is unknown or invalid."""
-    given = {_normalize_option_name(name): (name, value) for name, value in remove_options_added_by_spark(options).items()}
+    given = {_normalize_option_name(name): (name, value) for name, value in remove_spark_options(options).items()}
     known = {_normalize_option_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
         raise UsageError(
@@ -226,7 +226,7 @@ def is_table_creation(options: Mapping[str, str]) -> bool:
     return "provider" in options
 
 
-def remove_options_added_by_spark(options: Mapping[str, str]) -> dict[str, str]:
+def remove_spark_options(options: Mapping[str, str]) -> dict[str, str]:
     if not is_table_creation(options):
         return dict(options)
     return {
@@ -405,19 +405,19 @@ class KafkaTieredSource(DataSource):
         request = self._request or parse_read_options({})
         names = request.columns or COLUMN_TYPES
         if is_table_creation(self.options):
-            kept = {OPTIONS_KEY: json.dumps(remove_options_added_by_spark(self.options))}
+            kept = {OPTIONS_KEY: json.dumps(remove_spark_options(self.options))}
             return StructType([StructField(name, SPARK_TYPES[ALL_COLUMN_TYPES[name]], metadata=kept) for name in names])
         return ", ".join(f"`{name}` {ALL_COLUMN_TYPES[name]}" for name in names)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KafkaTieredBatchReader(self._request_from_options_or_schema(schema), schema)
+        return KafkaTieredBatchReader(self._resolve_request(schema), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return KafkaTieredStreamReader(self._request_from_options_or_schema(schema), schema)
+        return KafkaTieredStreamReader(self._resolve_request(schema), schema)
 
-    def _request_from_options_or_schema(self, schema: StructType) -> ReadRequest:
+    def _resolve_request(self, schema: StructType) -> ReadRequest:
         require_supported_schema(schema)
         if self._request is not None:
             return self._request
@@ -461,27 +461,26 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
     @override
     def initialOffset(self) -> dict[str, int]:
-        """Return an empty offset: each partition starts where the options say."""
         return {}
 
     @override
     def latestOffset(self) -> StreamOffset:  # type: ignore[override]
         """Return the end offset of each partition, with its history. With read_committed the end is the last stable offset."""
 
-        def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
+        def history_to_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).consumed_history_below_offset(_end_offset_of_read(tier, self._request, state))
 
-        ends = {str(name): log for name, log in map_requested_partitions(self._request, history_up_to_partition_end)}
+        ends = {str(name): log for name, log in map_requested_partitions(self._request, history_to_end)}
         return {name: log.end for name, log in ends.items()} | {
             HISTORY_KEY: {name: [log.last_read_leader_epoch, log.topic_id] for name, log in ends.items()}
         }
 
     @override
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
-        """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
-        self._require_logs_match_stream_history(start)
-        self._require_logs_match_stream_history(end)
+        """Raises BadData if the log was truncated or the topic was recreated."""
+        self._require_stream_history(start)
+        self._require_stream_history(end)
         names = {str(name): name for name in _requested_partitions(_open_tier(self._request.settings), self._request)}
         # A partition that came later begins where the stream would have begun with it.
         begun = {names[name]: offset for name, offset in start.items() if name in names}
@@ -494,13 +493,13 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_split(self._request, self._schema, partition)
 
-    def _require_logs_match_stream_history(self, offsets: StreamOffset) -> None:
+    def _require_stream_history(self, offsets: StreamOffset) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets of earlier versions have no history and are
         accepted.
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
-        def find_log_mismatch_with_stream_history(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
+        def find_stream_mismatch(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
             if str(partition) not in known:
                 return None
             return find_log_mismatch(
@@ -508,7 +507,7 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
                 log_identity(tier, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
             )
 
-        for name, found in map_requested_partitions(self._request, find_log_mismatch_with_stream_history) if known else ():
+        for name, found in map_requested_partitions(self._request, find_stream_mismatch) if known else ():
             if found is not None:
                 agreed = f"truncated: it holds what was read up to offset {found.agreed_offset}"
                 what = "created again under another topic id" if found.reason == "topic" else agreed
@@ -598,7 +597,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     """
     found = [
         part
-        for _, parts in map_requested_partitions(request, lambda _, name: _plan_read_ranges_of_partition(tier, request, name), tier)
+        for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier)
         for part in parts
     ]
     return list(_combine_into_splits(found, request.split_bytes))
@@ -634,11 +633,11 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
         yield ReadSplit(together)
 
 
-def _plan_read_ranges_of_partition(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
+def _plan_partition(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
     """Return the offset ranges of one partition. If a segment is replaced meanwhile, planning restarts."""
     return retry_if_object_missing(
         partition,
-        lambda: _read_ranges_within_request_bounds(
+        lambda: _ranges_within_bounds(
             tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
         ),
         MAX_RETRIES,
@@ -650,7 +649,7 @@ def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState)
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _read_ranges_within_request_bounds(
+def _ranges_within_bounds(
     tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
 ) -> list[PartitionReadRange]:
     limit = request.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
@@ -673,7 +672,7 @@ def _read_ranges_within_request_bounds(
             OffsetRangeToRead(state.topic_partition, first, end - 1, tuple(segments), log),
             sum(segment.size_bytes for segment in segments),
         )
-        each = _last_record_requests_of_tasks(request, partition, extent)
+        each = _last_record_requests(request, partition, extent)
         return [PartitionReadRange(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
@@ -713,7 +712,7 @@ def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], spli
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _last_record_requests_of_tasks(
+def _last_record_requests(
     request: ReadRequest, partition: TopicPartition, read_range: OffsetRangeToRead
 ) -> list[LastRecordOfEachKeyRequest]:
     """Return one request for each task that reads a partition with ``view = latest``: one task, which sorts the keys on local disk if they
@@ -721,7 +720,7 @@ def _last_record_requests_of_tasks(
     """
     cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
-    records = sum(_record_count_upper_bound_of_segment(segment) for segment in read_range.segments)
+    records = sum(_max_record_count(segment) for segment in read_range.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
     if not request.key_ranges and ranges > 1 and read_range.last - read_range.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
@@ -729,6 +728,6 @@ def _last_record_requests_of_tasks(
     return [LastRecordOfEachKeyRequest(number, ranges, budget) for number in range(ranges)]
 
 
-def _record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
+def _max_record_count(segment: RemoteLogSegmentMetadata) -> int:
     """Return an upper bound, because brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

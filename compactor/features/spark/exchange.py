@@ -100,7 +100,6 @@ class StoredKeyRows:
             yield stored_hashes(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
     def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
-        """Read the tail: the pass 1 results of the bundle's segments."""
         return read_arrays_at_object_end(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
@@ -208,7 +207,6 @@ class StoredSurvivors:
         return stored[2] if stored else None
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
-        """Return for each row of a chunk whether a newer record has its key."""
         out = np.zeros(len(rows), np.bool_)
         stored = self._segments.get(source.ordinal)
         if stored:
@@ -306,7 +304,6 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObje
 
 
 def pack_arrays_for_object_end(arrays: Arrays) -> bytes:
-    """Serialize arrays as the tail of an object, where ``read_arrays_at_object_end`` finds them."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
@@ -550,7 +547,6 @@ class ExpectedRecordSums:
 def create_gate_collecting_segment_rows(
     plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes
 ) -> Gate:
-    """Return a gate that collects the rows of one segment in pass 1."""
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
     gate.begin_segment(source)
     return gate
@@ -656,7 +652,6 @@ class RowNumberRange:
 
 
 def record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
-    """Return an upper bound, because brokers do not report the count."""
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
 

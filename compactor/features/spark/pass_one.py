@@ -59,29 +59,29 @@ from compactor.features.spark.exchange import (
     StoredGateRows,
     StoredKeyRows,
     StoredSurvivorLocations,
-    create_gate_collecting_segment_rows,
+    create_collecting_gate,
     create_scratch_object_idempotently,
     decode_scan_summaries,
-    encode_pass_one_result_of_bundle,
+    encode_bundle_result,
     encode_surviving_row_numbers,
     encode_transaction_outcomes,
     encode_transaction_verdicts,
     flag_tombstone_batches,
     flag_unaborted_data_batches,
-    last_row_numbers_of_batches,
-    outcomes_of_non_transactional_batches,
+    number_last_rows,
+    non_transactional_outcomes,
     pack_arrays,
-    pack_arrays_for_object_end,
+    pack_tail,
     pack_key_rows,
-    try_decode_row_number_gaps_to_bitmap,
-    write_gate_rows_and_directory,
-    write_rows_by_section_and_hash_range,
+    try_decode_row_number_gaps,
+    write_gate_object,
+    write_sorted_rows,
 )
 from compactor.features.spark.jobs import (
     RoundTaskSettings,
     TaskCost,
     open_sidecars,
-    open_staging_folder_of_task,
+    open_task_staging,
     open_task_tier,
     record_peak_memory,
 )
@@ -113,12 +113,12 @@ class StoredHashRangeRows(Protocol):
     @property
     def row_bytes(self) -> int: ...
 
-    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> FirstRowNumbersOfHashRanges:
+    def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> FirstRowNumbersOfHashRanges:
         """Read the row numbers where the ranges from ``first_range`` to ``end_range`` (exclusive) begin, with a line per range and one for
         the end. Column 0 is the dirty section, column 1 the clean one.
         """
 
-    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
+    def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
         """Read the rows with numbers from ``first_row`` to ``end_row`` (exclusive)."""
 
 
@@ -138,9 +138,9 @@ class HashRangeRows:
 
     def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) in the order of ``row_ranges``. A bundle stays in memory from the first of its rows to the last."""
-        row_ranges = [piece for piece in row_ranges if self._has_rows_in_section_of_bundle(piece.place, 0)]
+        row_ranges = [piece for piece in row_ranges if self._has_section(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(row_ranges)}
-        coming = self._fetch_section_rows_of_bundles(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
+        coming = self._fetch_section(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
         held: dict[int, FetchedRows] = {}
         for number, piece in enumerate(row_ranges):
             if piece.place not in held:
@@ -152,18 +152,17 @@ class HashRangeRows:
             if last[piece.place] == number:
                 del held[piece.place]
 
-    def read_rows_of_dirty_or_clean_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
+    def read_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of one section (0: dirty, 1: clean)."""
-        return self._fetch_section_rows_of_bundles(
-            [place for place in bundles if self._has_rows_in_section_of_bundle(place, section)], section
+        return self._fetch_section(
+            [place for place in bundles if self._has_section(place, section)], section
         )
 
-    def _has_rows_in_section_of_bundle(self, bundle: int, section: int) -> bool:
+    def _has_section(self, bundle: int, section: int) -> bool:
         begin, end = self.directories[bundle][:, section]
         return bool(begin < end)
 
-    def _fetch_section_rows_of_bundles(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows), fetching a few bundles ahead."""
+    def _fetch_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
         for place in bundles:
             begin, end = (int(row) for row in self.directories[place][:, section])
@@ -171,7 +170,7 @@ class HashRangeRows:
                 first, rows = self.prefetched[place, section]
                 yield place, rows.result()[begin - first : end - first]
                 continue
-            running.append((place, self.pool.submit(self.bundles[place].read_stored_rows_by_row_number, self.store, begin, end)))
+            running.append((place, self.pool.submit(self.bundles[place].read_stored_rows, self.store, begin, end)))
             if len(running) > PREFETCHED_BUNDLES:
                 at, arrived = running.popleft()
                 yield at, arrived.result()
@@ -182,7 +181,7 @@ class HashRangeRows:
 def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
     """Yield (range number, rows) in order. Raises StoreError if a bundle cannot be fetched, BadData if it is damaged."""
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
-        found = pool.map(lambda bundle: bundle.read_first_row_numbers_of_hash_ranges(store, ranges.start, ranges.stop), bundles.values())
+        found = pool.map(lambda bundle: bundle.read_range_starts(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
         for some in _group_ranges_for_fetching(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
             first, last = some.start - ranges.start, some.stop - ranges.start
@@ -194,7 +193,7 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRo
                         if begin < end:
                             prefetched[place, section] = (
                                 begin,
-                                pool.submit(bundles[place].read_stored_rows_by_row_number, store, begin, end),
+                                pool.submit(bundles[place].read_stored_rows, store, begin, end),
                             )
             for number in some:
                 at = number - ranges.start
@@ -207,7 +206,6 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRo
 
 
 def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, FirstRowNumbersOfHashRanges], row_bytes: int) -> Iterator[range]:
-    """Group neighbouring ranges so that each group has at most COMBINED_FETCH_BYTES of rows."""
     rows = sum((np.diff(directory[:, :2], axis=0).sum(axis=1) for directory in directories.values()), np.zeros(len(ranges), np.int64))
     begin, size = ranges.start, 0
     for number, more in zip(ranges, (rows * row_bytes).tolist(), strict=True):
@@ -236,14 +234,14 @@ class GateInputOfAllHashRanges:
     bounds: SegmentFirstOffsetsAndEnd
 
 
-def compute_and_encode_expected_record_sums(
+def encode_expected_sums(
     shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost
 ) -> bytes:
     """Return the encoded sums over the records that must remain of each segment, for some hash ranges, followed by the number of keys (8
     bytes).
     """
     store = open_task_tier(shared).ports.control
-    sums, keys = compute_sums_of_records_that_must_remain(
+    sums, keys = compute_expected_sums(
         store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds
     )
     cost.gate_keys += keys
@@ -264,7 +262,7 @@ def write_expected_record_sums(
     written = create_scratch_object_idempotently(
         open_task_tier(shared).ports.control,
         f"{shared.scratch}{GATE_SUMS_NAME}",
-        pack_arrays(judged.encode_expected_sums_as_arrays(), skip_compression=True),
+        pack_arrays(judged.as_arrays(), skip_compression=True),
     )
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
@@ -278,20 +276,19 @@ class StoredGateRowsOfHashRange:
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
 
-    def count_rows_of_dirty_or_clean_section(self, section: int) -> RowCount:
-        """Return the number of rows in a section (0: dirty range, 1: outside it)."""
+    def count_section(self, section: int) -> RowCount:
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
-    def read_rows_of_dirty_or_clean_section(self, section: int) -> Iterator[LatestRecordRows]:
+    def read_section(self, section: int) -> Iterator[LatestRecordRows]:
         """Yield rows, fetched at every call. Raises StoreError, or BadData if a checksum does not match."""
-        for place, rows in self.rows_of_range.read_rows_of_dirty_or_clean_section(list(self.bundles), section):
+        for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
                 self.bundles[place].raise_damaged_rows_error()
             yield np.ascontiguousarray(rows)
 
 
-def compute_sums_of_records_that_must_remain(
+def compute_expected_sums(
     store: ObjectStore,
     bundles: Sequence[StoredGateRows],
     ranges: range,
@@ -309,11 +306,11 @@ def compute_sums_of_records_that_must_remain(
         LatestRecordTable(budget_bytes, 0),
     )
     for number, found in read_hash_ranges(store, by_place, ranges):
-        keys += add_hash_range_to_expected_record_sums(StoredGateRowsOfHashRange(by_place, found), table, range_count, number, bounds, sums)
+        keys += add_range_sums(StoredGateRowsOfHashRange(by_place, found), table, range_count, number, bounds, sums)
     return sums, keys
 
 
-def add_hash_range_to_expected_record_sums(
+def add_range_sums(
     gate_range: StoredGateRowsOfHashRange,
     table: LatestRecordTable,
     range_count: int,
@@ -327,20 +324,20 @@ def add_hash_range_to_expected_record_sums(
     if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.reset_to_hash_range(gate_range.count_rows_of_dirty_or_clean_section(DIRTY_ROWS), range_count, range_number)
-    for rows in gate_range.read_rows_of_dirty_or_clean_section(DIRTY_ROWS):
+    table.reset_to_hash_range(gate_range.count_section(DIRTY_ROWS), range_count, range_number)
+    for rows in gate_range.read_section(DIRTY_ROWS):
         taken = table.put_rows_until_full(rows)
         done += taken
         if taken < len(rows):
-            parts = max(2, -(-gate_range.count_rows_of_dirty_or_clean_section(DIRTY_ROWS) // max(1, done)))
+            parts = max(2, -(-gate_range.count_section(DIRTY_ROWS) // max(1, done)))
             return sum(
-                add_hash_range_to_expected_record_sums(
+                add_range_sums(
                     gate_range, table, range_count * parts, range_number * parts + part, bounds, out_sums
                 )
                 for part in range(parts)
             )
     table.add_remaining_sums(bounds, out_sums)
-    for rows in gate_range.read_rows_of_dirty_or_clean_section(OUTSIDE):
+    for rows in gate_range.read_section(OUTSIDE):
         table.add_outside_sums(rows, bounds, out_sums)
     return table.key_count
 
@@ -393,7 +390,7 @@ class SparseTransactionVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def read_segments_of_bundle_in_pass_one(
+def read_bundle(
     shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost
 ) -> PassOneResultOfSegmentBundle:
     """Read the headers of a bundle's segments (newest first) and, where wanted, write their keys as rows of one scratch object.
@@ -403,14 +400,14 @@ def read_segments_of_bundle_in_pass_one(
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
         :16
     ]
-    with open_staging_folder_of_task(shared, cost) as staging, ExitStack() as reserved:
+    with open_task_staging(shared, cost) as staging, ExitStack() as reserved:
 
         def reserve_disk_bytes(size: int) -> None:
             reserved.enter_context(
                 staging.reserved_at_once(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
             )
 
-        def open_hash_range_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:
+        def open_row_file(name: str, words_per_row: int, dtype: type[np.generic]) -> HashRangeRowFile:
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskDiskReservation(reserve_disk_bytes),
@@ -424,13 +421,13 @@ def read_segments_of_bundle_in_pass_one(
         bundle = _KeyRowWriterOfSegmentBundle(
             shared,
             shared.open_segments(staging, [item.metadata for item in segments]),
-            open_hash_range_row_file("keys", 4, np.uint32),
-            open_hash_range_row_file("gate", WORDS, np.uint64) if shared.gate else None,
+            open_row_file("keys", 4, np.uint32),
+            open_row_file("gate", WORDS, np.uint64) if shared.gate else None,
         )
-        indexed = [bundle.read_segment_and_collect_key_rows(ordinal, item) for ordinal, item in enumerate(segments)]
+        indexed = [bundle.read_segment(ordinal, item) for ordinal, item in enumerate(segments)]
         done = PassOneResultOfSegmentBundle(tuple(indexed), None)
         if any(item.rows for item in segments):
-            done = bundle.write_scratch_objects_of_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
+            done = bundle.write_scratch_objects(done, name, staging.folder / "keys", reserve_disk_bytes)
             cost.rows += bundle.key_rows.row_count
             cost.exchanged_bytes += sum(part.size for part in (done.keys, done.gate) if part)
         return done
@@ -457,8 +454,7 @@ class _KeyRowWriterOfSegmentBundle:
     facts: dict[str, BatchScanSummary] = field(default_factory=dict)
     next_ordinal: int = 0
 
-    def read_segment_and_collect_key_rows(self, ordinal: int, item: SegmentToReadInPassOne) -> PassOneResultOfSegment:
-        """Read one segment, and collect its key rows if they are wanted and its transactions are known."""
+    def read_segment(self, ordinal: int, item: SegmentToReadInPassOne) -> PassOneResultOfSegment:
         with self.reading.open_segment(ordinal) as source:
             pass  # its headers
         table, name = source.table, item.metadata.id
@@ -468,7 +464,7 @@ class _KeyRowWriterOfSegmentBundle:
         first, ordinals_, rows, keyless = -1, 0, 0, KeylessRecords()
         if item.rows and not undecided:
             before = self.key_rows.row_count
-            first, (ordinals_, keyless) = self.next_ordinal, self._collect_key_rows_of_segment(source, item)
+            first, (ordinals_, keyless) = self.next_ordinal, self._collect_segment_rows(source, item)
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
@@ -476,19 +472,18 @@ class _KeyRowWriterOfSegmentBundle:
             name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows, keyless
         )
 
-    def _collect_key_rows_of_segment(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[RowNumberCount, KeylessRecords]:
-        """Return how many row numbers the rows take, and how many records of the dirty range have no key."""
+    def _collect_segment_rows(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[RowNumberCount, KeylessRecords]:
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
-        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_of_non_transactional_batches(len(source.table))
+        outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else non_transactional_outcomes(len(source.table))
         with self.reading.memory_map_segment(source):
-            gate = create_gate_collecting_segment_rows(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
+            gate = create_collecting_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
             wanted = flag_unaborted_data_batches(source, aborted)
             self.facts[item.metadata.id], count, keyless = _collect_key_rows(
                 self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
         return count, keyless
 
-    def write_scratch_objects_of_bundle(
+    def write_scratch_objects(
         self, bundle: PassOneResultOfSegmentBundle, name: str, path: Path, reserve_bytes_on_disk: Callable[[int], None]
     ) -> PassOneResultOfSegmentBundle:
         """Create the scratch objects and return the bundle with their locations. ``path``: local file for them, deleted at the end."""
@@ -497,15 +492,15 @@ class _KeyRowWriterOfSegmentBundle:
         # The gate's object is created first, so that it exists whenever the object with the key rows does.
         if self.gate_rows is not None:
             reserve_bytes_on_disk(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
-            gate = write_gate_rows_and_directory(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
+            gate = write_gate_object(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
             create_scratch_object_idempotently(store, gate.key, path)
         reserve_bytes_on_disk(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
-            begins, _ = write_rows_by_section_and_hash_range(self.key_rows, file)
+            begins, _ = write_sorted_rows(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
-            tail = pack_arrays_for_object_end(encode_pass_one_result_of_bundle(replace(bundle, keys=keys, gate=gate), self.facts))
+            tail = pack_tail(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
             reserve_bytes_on_disk(len(tail))
             file.write(tail)
         size = create_scratch_object_idempotently(store, keys.key, path).size
@@ -538,7 +533,7 @@ def _collect_key_rows(
             rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             some = slice(chunk.first, chunk.last)
             counts[some] = np.diff(first_row)
-            begin = next_ordinal + last_row_numbers_of_batches(counts[some])
+            begin = next_ordinal + number_last_rows(counts[some])
             next_ordinal += len(rows)
             flag_tombstone_batches(first_row, rows.value_length, tombstones[some])
             keyless[some] = np.diff(np.append(0, np.cumsum(rows.key_length < 0))[first_row])
@@ -618,18 +613,18 @@ class SurvivorBundle:
     keys: StoredKeyRows | None
 
 
-def find_survivors_of_hash_ranges(
+def find_survivors(
     shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
     """Yield (bundle index, encoded row numbers of survivors). A bundle may appear several times or never."""
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
     for number, rows in read_hash_ranges(store, wanted, ranges):
-        yield from _find_survivors_of_hash_range(shared, number, range_input, rows, cost)
+        yield from _find_range_survivors(shared, number, range_input, rows, cost)
     record_peak_memory(cost)
 
 
-def _find_survivors_of_hash_range(
+def _find_range_survivors(
     shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
     """Yield (bundle index, encoded row numbers). If the keys exceed the budget, the range is split and read again; survivors may then be
@@ -658,7 +653,7 @@ def _find_survivors_of_hash_range(
             # What has been answered so far was right and will be answered again.
             part, parts = part * 2, parts * 2
             continue
-        for place, rows in range_rows.read_rows_of_dirty_or_clean_section(clean, 1):
+        for place, rows in range_rows.read_section(clean, 1):
             by_row, kept = _number_rows_by_position(rows)
             mark_absent_rows(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
@@ -688,7 +683,7 @@ class WrittenSurvivors:
     superseded: tuple[str, ...] = ()
 
 
-def write_surviving_records_of_bundle(
+def write_survivors(
     shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: TaskCost
 ) -> WrittenSurvivors:
     """Write the survivors of one bundle as one scratch object, with all that pass 2 needs to know about each segment."""
@@ -697,10 +692,10 @@ def write_surviving_records_of_bundle(
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
         for answer in encoded_row_numbers:
-            if not try_decode_row_number_gaps_to_bitmap(np.frombuffer(answer, np.uint8), bitmap):
+            if not try_decode_row_number_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
-        facts = decode_scan_summaries(item.keys.read_stored_pass_one_results(store))
+        facts = decode_scan_summaries(item.keys.read_results(store))
     out, parts, superseded = bytearray(), {}, []
     for segment in item.segments:
         known = segment.indexed
@@ -719,7 +714,7 @@ def write_surviving_records_of_bundle(
         out += data
     found = StoredSurvivorLocations(parts)
     written = create_scratch_object_idempotently(
-        store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_arrays_for_object_end(found.encode_locations_as_arrays())
+        store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail(found.encode_locations_as_arrays())
     )
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
@@ -731,4 +726,4 @@ def load_survivor_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_rows(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_absent_rows(keys.table, keys.state, rows, 1, 0, kept)
-    try_decode_row_number_gaps_to_bitmap(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)
+    try_decode_row_number_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)

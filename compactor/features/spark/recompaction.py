@@ -85,7 +85,7 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
         return RoundBenefitAssessment(False, NOTHING_DUE)
     # Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. Without a round over a horizon that is
     # due or not yet set, the tombstone would stay forever.
-    horizon_work = reason_to_read_segment_for_delete_horizons(
+    horizon_work = delete_horizon_reason(
         state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop"
     )
     if horizon_work:
@@ -100,7 +100,7 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
-def reason_to_read_segment_for_delete_horizons(
+def delete_horizon_reason(
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: Mapping[str, SidecarHead],
@@ -288,7 +288,7 @@ class RecompactionCandidate:
     log: PartitionLog | None = None
 
 
-def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+def assess_full_round(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
     """Return an assessment in which every segment that a normal round could clean counts as dirty. Such a round never moves the cleaner
     offset backwards.
     """
@@ -339,21 +339,21 @@ def recompact_partitions(
     from compactor.features.spark.shared_jobs import SharedJobRunner
 
     recompaction = _SharedRecompactionState(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.record_skipped_and_list_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit_bytes))
+    unfinished = recompaction.record_skipped(find_recompaction_candidates(tier, partitions, now_ms, min_benefit_bytes))
     total = sum(candidate.bytes for candidate in unfinished)
-    large = [candidate for candidate in unfinished if recompaction.should_spread_partition_over_cluster(candidate, total)]
+    large = [candidate for candidate in unfinished if recompaction.should_spread(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
     with ExitStack() as stack:
         flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
-        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_partitions_led_at_once(), "partition"))
+        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
             futures = [
-                spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_partition_on_all_executors)
+                spread.submit(recompaction.record_rounds, candidate, recompaction.clean_on_all_executors)
                 for candidate in large
             ]
             futures += [
-                pool.submit(recompaction.run_rounds_and_record_result, candidate, partial(recompaction.clean_in_shared_job, flow))
+                pool.submit(recompaction.record_rounds, candidate, partial(recompaction.clean_in_shared_job, flow))
                 for candidate in small
             ]
             for future in futures:
@@ -364,7 +364,7 @@ def recompact_partitions(
                 workers.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            recompaction.publish_changed_partitions_in_catalog()
+            recompaction.publish_changed_partitions()
     return [recompaction.finished[name] for name in partitions]
 
 
@@ -433,8 +433,7 @@ class _SharedRecompactionState:
         self._changed: list[PartitionLog] = []
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
-    def record_skipped_and_list_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
-        """Record the result of each candidate that is not readable or needs no round. Return the others."""
+    def record_skipped(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
                 self._record_result(
@@ -444,12 +443,12 @@ class _SharedRecompactionState:
                 )
         return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
-    def max_partitions_led_at_once(self) -> int:
+    def max_led_partitions(self) -> int:
         return self._tier.settings.spark.led_at_once or min(
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
 
-    def should_spread_partition_over_cluster(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
+    def should_spread(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
         """Return whether the partition does not fit one executor, or would take longer than an equal share of the work."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         if cleaner.map_engine != "auto":
@@ -458,7 +457,7 @@ class _SharedRecompactionState:
             return True
         return self._cluster.task_slots > 1 and candidate.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
 
-    def run_rounds_and_record_result(
+    def record_rounds(
         self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
     ) -> None:
         begin = time.monotonic()
@@ -473,7 +472,7 @@ class _SharedRecompactionState:
             RecompactionResult(candidate.partition, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
         )
 
-    def clean_partition_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
+    def clean_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
         from compactor.features.spark.worker import SparkRoundWorker
         from compactor.round.drive import RemoteEngine
 
@@ -482,26 +481,25 @@ class _SharedRecompactionState:
         def create_remote_worker(stats: RoundCosts) -> SparkRoundWorker:
             return SparkRoundWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
+        return self._run_full_round(candidate, RemoteEngine("spark", create_remote_worker))
 
     def clean_in_shared_job(self, shared_jobs: SharedJobRunner, candidate: RecompactionCandidate) -> RoundReport:
         from compactor.round.drive import RemoteEngine
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_round_over_whole_log(
+        return self._run_full_round(
             candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats))
         )
 
-    def publish_changed_partitions_in_catalog(self, min_changes: int = 1) -> None:
-        """Publish in one catalog record which partitions have changed, if they are at least ``min_changes``."""
+    def publish_changed_partitions(self, min_changes: int = 1) -> None:
         with self._lock:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
             self._tier.change_notifier.announce_changed_control_logs(changed)
 
-    def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
+    def _run_full_round(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log. If a crashed round over another range is open, resume that one first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
@@ -512,12 +510,12 @@ class _SharedRecompactionState:
         while True:
             log = log or self._tier.open_partition_log(candidate.partition, caller_runs_round=True)
             report = create_round(
-                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
+                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_full_round, disk=disk
             ).execute_round(log)
             if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)
-                self.publish_changed_partitions_in_catalog(CHANGES_PER_RECORD)
+                self.publish_changed_partitions(CHANGES_PER_RECORD)
             if report.status != RoundStatus.RESUMED or report.first_dirty_offset <= log.state.log_start:
                 return report
             log = None

@@ -47,14 +47,14 @@ from compactor.features.spark.exchange import (
     StoredGateRows,
     StoredKeyRows,
     StoredSurvivors,
-    create_gate_checking_rewritten_groups,
-    decode_pass_one_result_of_bundle,
+    create_checking_gate,
+    decode_bundle_result,
     decode_transaction_outcomes,
     decode_transaction_verdicts,
-    is_scratch_object_of_kind,
-    merge_segments_into_row_number_ranges,
+    is_scratch_kind,
+    merge_row_number_ranges,
     plan_segment_bundles,
-    read_arrays_at_object_end,
+    read_tail,
     read_scratch_arrays,
 )
 from compactor.features.spark.jobs import (
@@ -62,7 +62,7 @@ from compactor.features.spark.jobs import (
     RoundTaskSettings,
     TaskCost,
     create_local_worker,
-    open_staging_folder_of_task,
+    open_task_staging,
     open_task_tier,
 )
 from compactor.features.spark.pass_one import (
@@ -74,7 +74,7 @@ from compactor.features.spark.pass_one import (
     SegmentToReadInPassOne,
     SparseTransactionVerdicts,
     SurvivorBundle,
-    read_segments_of_bundle_in_pass_one,
+    read_bundle,
 )
 from compactor.local.budget import DiskSpaceReservation
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords
@@ -130,9 +130,9 @@ def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost
     """Rewrite one group into one segment, and upload it under the id that the task names. Raises BadData, StoreError, OutOfBudget;
     GateFailed if the gate rejects the output.
     """
-    with open_staging_folder_of_task(shared, cost) as staging, WorkerThreads(1) as workers:
+    with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
-        answers = _read_stored_pass_one_results(shared, item, reading)
+        answers = _read_group_results(shared, item, reading)
         receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
             item.task
         )
@@ -140,7 +140,7 @@ def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost
         return receipt
 
 
-def _read_stored_pass_one_results(
+def _read_group_results(
     shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader
 ) -> StoredPassOneResults:
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
@@ -156,8 +156,8 @@ def _read_stored_pass_one_results(
             outcomes.append(decode_transaction_outcomes(arrays, len(source.table)))
     gate = None
     if shared.gate:
-        judged = ExpectedRecordSums.decode_expected_sums_from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
-        gate = create_gate_checking_rewritten_groups(shared.plan, shared.hash_key, sources, outcomes, judged)
+        judged = ExpectedRecordSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
+        gate = create_checking_gate(shared.plan, shared.hash_key, sources, outcomes, judged)
     return StoredPassOneResults(reader, sources, verdicts, survivors, gate)
 
 
@@ -181,10 +181,10 @@ class KeylessCountWork:
     live: tuple[RemoteLogSegmentMetadata, ...]
 
 
-def count_keyless_records_of_partition(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
+def count_partition_keyless(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
     """Count records without a key in the draft plan's dirty range. Raises BadData, StoreError, OutOfBudget."""
     plan = item.shared.plan
-    with open_staging_folder_of_task(item.shared, cost) as staging:
+    with open_task_staging(item.shared, cost) as staging:
         return _count_keyless_records(item.shared.open_segments(staging, item.live), plan.first_dirty_offset, plan.end_offset)
 
 
@@ -210,7 +210,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
     """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
-    with open_staging_folder_of_task(shared, cost) as staging:
+    with open_task_staging(shared, cost) as staging:
         outcomes = list(
             create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorRoundWorkerSession(shared, item.live))
         )
@@ -270,7 +270,7 @@ class PassOneSegmentResults:
     gate_bundles: list[StoredGateRows] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
 
-    def read_segment_keys_and_headers(
+    def read_segments(
         self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()
     ) -> None:
         """Read what the index does not have yet: the keys of ``ids_with_keys``, and the headers of ``source_ids`` (to be rewritten) and of
@@ -284,12 +284,12 @@ class PassOneSegmentResults:
                 if name in ids_with_keys or name in source_ids or name not in self.stand_ins:
                     items.append(SegmentToReadInPassOne(segment, name in ids_with_keys))
             elif name in ids_with_keys and not self.segments[name].has_key_rows and not self.segments[name].undecided:
-                items.append(self._segment_to_read_with_key_rows(segment))
-        self._read_segments_in_tasks_per_bundle(jobs, items, "")
+                items.append(self._keyed_segment(segment))
+        self._read_bundles(jobs, items, "")
         self._determine_transaction_outcomes()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
-        self._read_segments_in_tasks_per_bundle(
-            jobs, [self._segment_to_read_with_key_rows(segment) for segment in undecided], " with transactions"
+        self._read_bundles(
+            jobs, [self._keyed_segment(segment) for segment in undecided], " with transactions"
         )
 
     def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
@@ -307,7 +307,7 @@ class PassOneSegmentResults:
             self.gate_bundles.append(bundle.gate)
         return True
 
-    def input_of_all_hash_range_tasks(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
+    def hash_range_input(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
         """Return the input of the tasks over hash ranges, for survivors of ``source_ids``."""
         with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
         dirty = [
@@ -315,12 +315,11 @@ class PassOneSegmentResults:
         ]
         return InputOfAllHashRangeTasks(
             tuple(self.bundles),
-            merge_segments_into_row_number_ranges(dirty),
+            merge_row_number_ranges(dirty),
             frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),
         )
 
     def gate_input(self) -> GateInputOfAllHashRanges:
-        """Return the gate's input for tasks over hash ranges: all its rows that this index has stored."""
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
         return GateInputOfAllHashRanges(tuple(self.gate_bundles), np.array(bounds, np.int64))
@@ -340,7 +339,6 @@ class PassOneSegmentResults:
         return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
 
     def count_keyless_records(self) -> KeylessRecords:
-        """Count records without a key of the dirty range, in the segments whose keys were read."""
         return reduce(KeylessRecords.plus, (segment.keyless for segment in self.segments.values()), KeylessRecords())
 
     @property
@@ -355,29 +353,27 @@ class PassOneSegmentResults:
             indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes)
         )
 
-    def _segment_to_read_with_key_rows(self, segment: RemoteLogSegmentMetadata) -> SegmentToReadInPassOne:
+    def _keyed_segment(self, segment: RemoteLogSegmentMetadata) -> SegmentToReadInPassOne:
         if segment.id not in self.folded:
             return SegmentToReadInPassOne(segment, True)
         known = self._segment_for_writing_survivors(segment.id)
         return SegmentToReadInPassOne(segment, True, known.verdicts, known.outcomes)
 
-    def _read_segments_in_tasks_per_bundle(self, jobs: RoundJobRunner, items: Sequence[SegmentToReadInPassOne], description: str) -> None:
+    def _read_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToReadInPassOne], description: str) -> None:
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
         for result in jobs.run_task_per_item(
-            what, read_segments_of_bundle_in_pass_one, [tuple(reversed(items[begin:end])) for begin, end in runs]
+            what, read_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]
         ):
             self.add_bundle_unless_known(result[1])
 
     def _determine_transaction_outcomes(self) -> None:
-        """Fold the transactions once for the cleaner, and once more for the gate."""
         sources = list(self._live_segment_headers())
         both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
     def _live_segment_headers(self) -> Iterator[SourceSegment]:
-        """Yield every live segment with the batch headers that decide about transactions, from its result or its sidecar."""
         for ordinal, segment in enumerate(self.live):
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
@@ -398,7 +394,7 @@ def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_s
     return f"{scratch_key_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
 
 
-def plan_time_ms_of_resumable_attempt_or_now(
+def resumable_plan_time_ms(
     store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
 ) -> int:
     """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``: the newest time whose plan
@@ -410,7 +406,7 @@ def plan_time_ms_of_resumable_attempt_or_now(
     found = (
         _SCOUTED.fullmatch(info.key.removeprefix(prefix))
         for info in store.list(f"{prefix}{SCOUTED}")
-        if is_scratch_object_of_kind(KEYS_PREFIX, info.key)
+        if is_scratch_kind(KEYS_PREFIX, info.key)
     )
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
@@ -421,16 +417,15 @@ def plan_time_ms_of_resumable_attempt_or_now(
     return now_ms
 
 
-def list_stored_pass_one_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    """Return the key rows and gate's rows of pass 1 below a key prefix."""
+def list_stored_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     return [
         info
         for info in store.list(prefix)
-        if is_scratch_object_of_kind(KEYS_PREFIX, info.key) or is_scratch_object_of_kind(GATE_PREFIX, info.key)
+        if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)
     ]
 
 
-def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+def take_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
     """Return the results of earlier attempts at the same round (below ``round_prefix``), and delete those of other rounds. Only the leader
     may call it.
     """
@@ -439,15 +434,15 @@ def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: Partition
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def add_leftover_bundles_and_adapt_runner(
+def adopt_leftover_bundles(
     jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]
 ) -> RoundJobRunner:
     """Add matching results of earlier attempts to ``index``. Return a job runner that divides keys into as many hash ranges as they do."""
     for info in leftovers:
-        if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
+        if not is_scratch_kind(KEYS_PREFIX, info.key):
             continue
         try:
-            bundle = decode_pass_one_result_of_bundle(read_arrays_at_object_end(jobs.control, info.key, info.size), info.key, info.size)
+            bundle = decode_bundle_result(read_tail(jobs.control, info.key, info.size), info.key, info.size)
         except (BadData, StoreError):
             continue  # damaged, or its writer lives and has deleted it
         shared = jobs.shared

@@ -49,8 +49,6 @@ BINS_PER_SLOT: Final = 2
 
 @dataclass(frozen=True)
 class _QueuedPartition:
-    """A partition that waits for a task, with the queue to which its outcome will be sent."""
-
     item: PartitionCleaningWork | KeylessCountWork
     bytes: int
     answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)

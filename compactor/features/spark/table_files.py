@@ -27,7 +27,7 @@ from compactor.features.iceberg.columns import (
     TableColumnsMissing,
     duplicate_key_error,
     hashes_of_key_column,
-    write_data_file_of_slice,
+    write_slice_file,
 )
 from compactor.features.iceberg.plan import ViewSlice
 from compactor.features.iceberg.table import TopicTable
@@ -42,7 +42,7 @@ MIN_RANGE_BYTES: Final = 1 << 16
 
 
 class _KeyHashesInHashRange(NamedTuple):
-    """Key hashes that lie in one hash range, 16 bytes each. place: the segment's name or the data file's path, for errors."""
+    """Key hashes of one range, 16 bytes each. place: segment or data file, for errors."""
 
     place: str
     data: bytes
@@ -62,7 +62,7 @@ class SparkTaskDataFileWriter:
             return 1.0
         tier, name = files.tier, files.partition
         budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
-        keys = sum(task.upper_bound_of_records_in_slice for task in files.tasks) + sum(file.record_count for file in files.others)
+        keys = sum(task.max_record_count_of_slice for task in files.tasks) + sum(file.record_count for file in files.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*files.tasks, *(file.file_path for file in files.others)]
         task = _WriteFileAndHashKeysTask(
@@ -108,7 +108,7 @@ class _WriteFileAndHashKeysTask:
     def __call__(self, task_or_path: DataFileWriteTask | str) -> Iterator[tuple[int, _KeyHashesInHashRange | TaskOutcome]]:
         """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome)."""
         hashes: list[Hashes] = []
-        outcome = run_task(-1, lambda _: self._write_slice_or_read_keys_of_file(task_or_path, hashes))
+        outcome = run_task(-1, lambda _: self._write_or_read_keys(task_or_path, hashes))
         place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
         for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
             range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
@@ -116,20 +116,20 @@ class _WriteFileAndHashKeysTask:
                 yield number, _KeyHashesInHashRange(place, found[range_of_hash == number].tobytes())
         yield self.ranges, outcome
 
-    def _write_slice_or_read_keys_of_file(
+    def _write_or_read_keys(
         self, task_or_path: DataFileWriteTask | str, key_hashes: list[Hashes]
     ) -> tuple[ViewSlice, DataFile | None] | None:
         halves = siphash_key_halves(self.hash_key)
         if isinstance(task_or_path, str):
-            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys_of_data_file(task_or_path)]
+            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_file_keys(task_or_path)]
             return None
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
         each, every_key = task_or_path.file.slice, LastRecordOfEachKeyRequest(0, 1, 0)
 
-        def append_key_hashes_of_records(selection: SelectedRecords) -> None:
+        def append_key_hashes(selection: SelectedRecords) -> None:
             key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
 
-        return each, write_data_file_of_slice(tier, self.table, task_or_path, append_key_hashes_of_records)
+        return each, write_slice_file(tier, self.table, task_or_path, append_key_hashes)
 
 
 @dataclass(frozen=True)

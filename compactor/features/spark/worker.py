@@ -28,8 +28,8 @@ from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
 from compactor.features.spark.exchange import (
     ScratchObjectPart,
     StoredSurvivorLocations,
-    is_scratch_object_of_kind,
-    read_arrays_at_object_end,
+    is_scratch_kind,
+    read_tail,
 )
 from compactor.features.spark.jobs import (
     BloomFilterSettings,
@@ -40,7 +40,7 @@ from compactor.features.spark.jobs import (
     TaskCost,
     TaskOutcome,
     VersionMismatch,
-    pack_item_indexes_into_bins,
+    pack_bins,
     run_task,
 )
 from compactor.features.spark.pass_one import (
@@ -51,19 +51,19 @@ from compactor.features.spark.pass_one import (
     InputOfAllHashRangeTasks,
     SurvivorBundle,
     WrittenSurvivors,
-    compute_and_encode_expected_record_sums,
-    find_survivors_of_hash_ranges,
+    encode_expected_sums,
+    find_survivors,
     query_bloom_filters,
     write_expected_record_sums,
-    write_surviving_records_of_bundle,
+    write_survivors,
 )
 from compactor.features.spark.rewrite import (
     PassOneSegmentResults,
     SegmentGroupRewriteWork,
-    add_leftover_bundles_and_adapt_runner,
-    list_leftover_bundles_and_delete_others,
-    list_stored_pass_one_results,
-    plan_time_ms_of_resumable_attempt_or_now,
+    adopt_leftover_bundles,
+    take_leftover_bundles,
+    list_stored_results,
+    resumable_plan_time_ms,
     rewrite_group,
     scratch_prefix_of_draft_plan,
 )
@@ -127,7 +127,7 @@ class SparkRoundWorker:
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
         """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``."""
-        return plan_time_ms_of_resumable_attempt_or_now(
+        return resumable_plan_time_ms(
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
 
@@ -139,13 +139,13 @@ class SparkRoundWorker:
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.scratch_prefix_of_draft_plan(plan, state)
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_partition_log(state.topic_partition), place)
+        left = take_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
         if not _refuses_keyless_records(plan, plan_inputs.assessment) and (sidecars is None or not plan_inputs.assessment.clean):
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = read_dirty_and_find_skippable_segments(
+            self._prepared = find_skippable_segments(
                 jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left
             )
         except VersionMismatch:
@@ -170,7 +170,7 @@ class SparkRoundWorker:
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_unfinished_tasks_of_plan()
+            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_unfinished_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -265,18 +265,17 @@ class _RecordedPlanExecution:
     def _has_dirty_range(self) -> bool:
         return self._plan.first_dirty_offset < self._plan.end_offset
 
-    def run_unfinished_tasks_of_plan(self) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
-        self._require_disk_for_largest_group()
+    def run_unfinished_tasks(self) -> Iterator[CompactionReceipt | CompactionFailure]:
+        self._require_group_disk()
         stored = self._read_stored_survivor_locations()
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
         wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
         if not wanted <= stored.keys():
-            stored = self._run_pass_one_and_record_survivors(sources)
+            stored = self._run_pass_one(sources)
         else:
             self._delete_scratch_objects(
-                [info.key for info in self._list_bundles_of_earlier_attempts()]
+                [info.key for info in self._list_earlier_bundles()]
             )  # bundles whose survivors were recorded by one that died then
         items = [
             SegmentGroupRewriteWork(
@@ -290,19 +289,18 @@ class _RecordedPlanExecution:
             self._worker.stats.filters = filter_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
 
     def _read_stored_survivor_locations(self) -> SurvivorLocations:
-        """Return where an earlier attempt stored the survivors of each segment and, under GATE_SUMS_NAME, the gate's sums."""
         store = self._worker.tier.ports.control
         found: SurvivorLocations = {}
         for item in self._session.earlier_scan_results:
-            if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
+            if is_scratch_kind(SURVIVORS_PREFIX, item.key):
                 found |= locate_survivors(
-                    item.key, StoredSurvivorLocations.decode_locations_from_arrays(read_arrays_at_object_end(store, item.key, item.size))
+                    item.key, StoredSurvivorLocations.decode_locations_from_arrays(read_tail(store, item.key, item.size))
                 )
-            elif is_scratch_object_of_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
+            elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found
 
-    def _require_disk_for_largest_group(self) -> None:
+    def _require_group_disk(self) -> None:
         """Raise OutOfBudget, before any work begins, if one task's disk is too small for a group of segments."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
@@ -318,18 +316,18 @@ class _RecordedPlanExecution:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _run_pass_one_and_record_survivors(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
+    def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
         """Run pass 1, write the survivors to scratch objects, and record these, so that later attempts skip this step.
 
         If the store or Spark fails, the results of finished tasks are kept for the next attempt. A task is finished once its object exists.
         """
-        index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars_by_segment_id())
-        adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
+        index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars())
+        adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_earlier_bundles(index)
         written: list[ScratchObject] = []
         found: SurvivorLocations = {}
         stay: Collection[str] = ()
         try:
-            index.read_segment_keys_and_headers(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
+            index.read_segments(self._jobs, self._ids_needing_keys(sources), {source.id for source in sources})
             self._worker.stats.keyless = index.count_keyless_records()
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
@@ -346,26 +344,26 @@ class _RecordedPlanExecution:
             )
         return found
 
-    def _reuse_bundles_of_earlier_attempts(self, index: PassOneSegmentResults) -> list[str]:
+    def _reuse_earlier_bundles(self, index: PassOneSegmentResults) -> list[str]:
         """Return the keys of all objects that earlier attempts at this plan left, used or not."""
-        left = self._list_bundles_of_earlier_attempts()
-        self._jobs = add_leftover_bundles_and_adapt_runner(self._jobs, index, left)
+        left = self._list_earlier_bundles()
+        self._jobs = adopt_leftover_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
-    def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
+    def _list_earlier_bundles(self) -> list[ObjectInfo]:
         """Return the results of all attempts at this plan, from before and after it was recorded."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
-        return [info for place in places for info in list_stored_pass_one_results(store, place)]
+        return [info for place in places for info in list_stored_results(store, place)]
 
-    def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
+    def _load_sidecars(self) -> dict[str, Sidecar]:
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
         heads = self._worker.open_sidecars(self._session.state)
         return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
 
-    def _ids_of_segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
+    def _ids_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
         if not self._has_dirty_range:
             return set()
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
@@ -373,9 +371,8 @@ class _RecordedPlanExecution:
     def _find_and_write_survivors(
         self, sources: Sequence[RemoteLogSegmentMetadata], index: PassOneSegmentResults
     ) -> Iterator[WrittenSurvivors]:
-        """Write the survivors of all hash ranges, one object per bundle and, with the gate, one with its sums."""
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
-        range_input = index.input_of_all_hash_range_tasks(ids)
+        range_input = index.hash_range_input(ids)
         beside: list[SurvivorBundle | GateInputOfAllHashRanges] = list(index.plan_survivor_bundles(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
@@ -422,7 +419,7 @@ class HashRangeTask:
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
         pairs: list[tuple[int, bytes]] = []
-        outcome = run_task(-1, lambda cost: pairs.extend(self._find_survivors_and_sums_of_hash_ranges(ranges, cost)), self.shared.plan)
+        outcome = run_task(-1, lambda cost: pairs.extend(self._answers(ranges, cost)), self.shared.plan)
         places = [*sorted(self.targets.values()), *([self.gate_place] if self.gate_input is not None else [])]
         if outcome.error is not None:
             yield from ((place, outcome) for place in places)
@@ -430,12 +427,12 @@ class HashRangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _find_survivors_and_sums_of_hash_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+    def _answers(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
         yield from (
-            (self.targets[place], answer) for place, answer in find_survivors_of_hash_ranges(self.shared, ranges, self.range_input, cost)
+            (self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost)
         )
         if self.gate_input is not None:
-            yield self.gate_place, compute_and_encode_expected_record_sums(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, encode_expected_sums(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
@@ -462,7 +459,7 @@ class _WriteSurvivorsTask:
             return WrittenSurvivors(write_expected_record_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
-        return write_surviving_records_of_bundle(self.shared, what, some, cost)
+        return write_survivors(self.shared, what, some, cost)
 
 
 # ---- before the plan: which clean segments need not be read -----------------------------------------------------------------
@@ -496,7 +493,7 @@ class KeptPassOneResults:
         return list(dict.fromkeys((*self.leftover_keys, *self.index.scratch_keys)))
 
 
-def read_dirty_and_find_skippable_segments(
+def find_skippable_segments(
     jobs: RoundJobRunner,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
@@ -504,14 +501,12 @@ def read_dirty_and_find_skippable_segments(
     statistics: BloomFilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> KeptPassOneResults | None:
-    """Index the dirty segments and decide which clean segments can be skipped.
-
-    Return None if no clean segment has a sidecar, because nothing could be skipped then, unless records without a key are refused, which
-    must be known before there is a plan.
+    """Index the dirty segments and decide which clean segments can be skipped; None if no clean segment has a sidecar, unless records
+    without a key are refused, which must be known before there is a plan.
 
     :param leftovers: results of earlier attempts at the same round.
-    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After StoreError and OutOfBudget
-        the results are kept for the next attempt.
+    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After the last two the results are
+        kept for the next attempt.
     """
     ids = [segment.id for segment in state.live]
     heads = sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0))
@@ -519,12 +514,12 @@ def read_dirty_and_find_skippable_segments(
     if not refuses_keyless and all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = PassOneSegmentResults(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
-    jobs = add_leftover_bundles_and_adapt_runner(jobs, index, leftovers)
+    jobs = adopt_leftover_bundles(jobs, index, leftovers)
     keys = tuple(info.key for info in leftovers)
     try:
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
-        index.read_segment_keys_and_headers(jobs, blind | {segment.id for segment in assessment.dirty})
+        index.read_segments(jobs, blind | {segment.id for segment in assessment.dirty})
         if refuses_keyless:
             raise_if_keyless(state.topic, index.count_keyless_records())
         return KeptPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
@@ -570,7 +565,7 @@ def _find_skippable_clean_segments(
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
-    bunches = pack_item_indexes_into_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
+    bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
     items = [BloomFilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
     met: dict[str, str] = {}
     size = sum(head.bytes for head in heads.values())
