@@ -507,8 +507,7 @@ ErrorMessage = Any
 class RebalanceListener(Protocol):
     """Receiver of changes of the assignment, called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
 
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """Accept partitions that this member holds from now on."""
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None: ...
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Give up partitions. Another member gets them when this method returns; offsets may be committed until then."""

@@ -97,7 +97,6 @@ class AssignmentChange:
 def compute_assignment_change(
     assigned: Collection[TopicPartition], step: AssignmentStep, partitions: Collection[TopicPartition]
 ) -> AssignmentChange:
-    """Return the change if ``partitions`` replace an assignment, are added to it or are removed from it."""
     if step == "replace":
         return AssignmentChange(tuple(assigned), tuple(partitions))
     if step == "add":
@@ -152,7 +151,7 @@ class AssignedPartition:
             self.epochs = (*self.consumed_history.epochs, LeaderEpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False
 
-    def move_position_to_end_of_history(self, history: ConsumedLogHistory) -> None:
+    def move_to_history_end(self, history: ConsumedLogHistory) -> None:
         self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
         self.is_view_done, self.is_reported, self.broker_start = True, False, -1
 
@@ -218,8 +217,6 @@ class PartitionPrefetchEnd:
 
 @dataclass(frozen=True)
 class PartitionPrefetchFailure:
-    """Last item of a partition that could not be read."""
-
     partition: TopicPartition
     error: Exception
 
@@ -253,7 +250,7 @@ class TierPrefetcher:
         self._threads: list[threading.Thread] = []
 
     @property
-    def has_queued_items_or_active_reads(self) -> bool:
+    def has_work(self) -> bool:
         with self._condition:
             return bool(self._reads or self._queue)
 
@@ -313,7 +310,6 @@ class TierPrefetcher:
             return item
 
     def close(self) -> None:
-        """End the reading threads, once their requests are completed."""
         with self._condition:
             self._closed = True
             self._reads.clear()
@@ -330,7 +326,7 @@ class TierPrefetcher:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: PrefetchedItem | None = self._queue_next_records_or_return_last_item(turn)
+                item: PrefetchedItem | None = self._prefetch_turn(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
@@ -339,7 +335,7 @@ class TierPrefetcher:
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
-    def _queue_next_records_or_return_last_item(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
+    def _prefetch_turn(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
         """Queue up to TURN_BYTES of records. Return the last item, which the caller queues; None if more is to be read later, or if reading
         was stopped.
         """
@@ -496,7 +492,7 @@ class ConsecutiveMessages:
     epoch: LeaderEpoch | None = None
 
     @property
-    def is_partition_still_read_from_source(self) -> bool:
+    def is_source_current(self) -> bool:
         return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
 
 
@@ -527,7 +523,7 @@ class TierAndBrokerReader:
 
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
-    def require_partitions_in_tier_if_tier_only(self, partitions: Collection[TopicPartition]) -> None:
+    def require_partitions_readable(self, partitions: Collection[TopicPartition]) -> None:
         """Raise UsageError if only the tier is read, and a partition is not in the tier."""
         if self._broker is None:
             self.tier.list_partitions([str(name) for name in partitions])
@@ -558,7 +554,7 @@ class TierAndBrokerReader:
         read = consumed_history_before_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
-    def assign_partition_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
+    def assign_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
         """Return the state of a partition at ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``, queue the error and
         return a state in which the partition waits without end.
         """
@@ -568,30 +564,29 @@ class TierAndBrokerReader:
             self._queue_partition_error_message(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def partition_with_resolved_topic_id(self, partition: TopicPartition) -> TopicPartition:
+    def resolve_partition(self, partition: TopicPartition) -> TopicPartition:
         """Return the partition under the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
-    def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogStartAndEndOffset:
+    def readable_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset:
         """Return first offset and end offset (exclusive) of both together."""
         if self._broker is not None and self._mode == "kafka_only":
-            return self._broker.log_start_and_end_offset(partition)
-        state = self.tier.open_partition_log(self.partition_with_resolved_topic_id(partition)).refresh()
+            return self._broker.offset_bounds(partition)
+        state = self.tier.open_partition_log(self.resolve_partition(partition)).refresh()
         mine = LogStartAndEndOffset(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
-        its = self._broker.log_start_and_end_offset(partition)
+        its = self._broker.offset_bounds(partition)
         return LogStartAndEndOffset(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None."""
         offset = (
             None
             if self._mode == "kafka_only"
-            else offset_for_time(self.tier, self.partition_with_resolved_topic_id(partition), timestamp_ms)
+            else offset_for_time(self.tier, self.resolve_partition(partition), timestamp_ms)
         )
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
@@ -602,10 +597,10 @@ class TierAndBrokerReader:
 
     # ---- records -----------------------------------------------------------------------------------------------------------
 
-    def receive_messages_into_ready_queue(self, wait_s: float) -> bool:
+    def receive_messages(self, wait_s: float) -> bool:
         """Move records that have arrived to the queue of ready messages, which must be empty. Return whether any have arrived in time."""
         now = time.monotonic()
-        self._continue_partitions_broker_cannot_serve()
+        self._continue_lost_partitions()
         self._restart_waiting_partitions(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
@@ -617,15 +612,15 @@ class TierAndBrokerReader:
         item = self._feed.next_prefetched_item(0)
         if item is not None:
             self._queue_prefetched_item(item)
-        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_active_reads else BROKER_WAIT_S
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_work else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         for name, offset in fetched.compacted.items():
-            self._report_deletes_missing_after_tier(name, offset)
+            self._report_missing_deletes(name, offset)
         self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
         return item is not None or bool(fetched.messages) or bool(self._lost)
 
-    def _report_deletes_missing_after_tier(self, partition: TopicPartition, offset: int) -> None:
+    def _report_missing_deletes(self, partition: TopicPartition, offset: int) -> None:
         """Queue an error if the broker has compacted what follows the tier's end, from ``offset`` on: a key that was read from the tier may
         be deleted, or an aborted record committed, without a sign. With ``offset_reset`` ``error`` the position stays; else reading
         continues.
@@ -665,9 +660,9 @@ class TierAndBrokerReader:
         if isinstance(item, PartitionPrefetchEnd):
             self._schedule_partition_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
-                self._continue_reading_after_log_mismatch(at, item, item.mismatch)
+                self._continue_after_mismatch(at, item, item.mismatch)
             else:
-                self._continue_reading_after_tier_end(at, item)
+                self._continue_after_tier(at, item)
         elif isinstance(item, PartitionPrefetchFailure):
             self._schedule_partition_retry(at)
             raise item.error
@@ -683,9 +678,9 @@ class TierAndBrokerReader:
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
             self._schedule_partition_retry(at)
-            self._choose_source_and_continue_reading(at, "start")
+            self._continue_reading(at, "start")
 
-    def _choose_source_and_continue_reading(self, partition: AssignedPartition, event: ReadSourceEvent) -> None:
+    def _continue_reading(self, partition: AssignedPartition, event: ReadSourceEvent) -> None:
         source = NEXT_SOURCE[self._mode, event]
         if source == "broker":
             self._continue_reading_at_broker(partition)
@@ -694,26 +689,26 @@ class TierAndBrokerReader:
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
-                self.partition_with_resolved_topic_id(partition.partition),
+                self.resolve_partition(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=partition.is_view_done,
                 end_offset=until,
             )
 
-    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
+    def _continue_after_tier(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
         """Decide where to continue after the tier was read, or if it no longer has the position."""
         partition.is_view_done = True
-        if item.offset < item.start <= item.end and not self._does_broker_log_contain_position(partition):
-            self._continue_when_position_is_below_log_start(partition, item)
+        if item.offset < item.start <= item.end and not self._broker_has_position(partition):
+            self._reset_at_tier(partition, item)
             return
         if item.offset >= item.start:
             partition.set_tier_log_identity(item.log)
         partition.position = max(partition.position, item.offset)
         partition.is_handed_over = item.start <= partition.position <= item.end
         if partition.position >= partition.broker_start:
-            self._choose_source_and_continue_reading(partition, "tier_ended")
+            self._continue_reading(partition, "tier_ended")
         elif item.end <= partition.position:
-            self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
+            self._queue_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
     def _continue_reading_at_broker(self, partition: AssignedPartition) -> None:
         """Continue at the broker, if there is one and no topic id is configured. If the topic was created again there, queue an error
@@ -722,8 +717,8 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if topic_ids_differ(partition.topic_id, topic_id) and not self._queue_topic_recreated_error_and_reset(
-            partition, "the broker", topic_id, self._broker.log_start_and_end_offset(partition.partition)
+        if topic_ids_differ(partition.topic_id, topic_id) and not self._enter_recreated_topic(
+            partition, "the broker", topic_id, self._broker.offset_bounds(partition.partition)
         ):
             return
         partition.set_tier_log_identity(None)
@@ -732,21 +727,21 @@ class TierAndBrokerReader:
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_reading_after_log_mismatch(
+    def _continue_after_mismatch(
         self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason
     ) -> None:
         broker = self._broker
         if mismatch.reason == "truncated":
             self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
-            self._queue_topic_recreated_error_and_reset(
+            self._enter_recreated_topic(
                 partition, "the tier", item.log.topic_id, LogStartAndEndOffset(item.start, item.end)
             )
         elif broker is not None and partition.position >= partition.broker_start:
             self._continue_reading_at_broker(partition)
         else:
             what = f"of topic id {item.log.topic_id}" if mismatch.reason == "topic" else "one that a later leader has disowned"
-            self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
+            self._queue_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
         """Queue the error that the log was truncated below the position. Unless ``offset_reset`` is ``error``, continue after
@@ -760,65 +755,65 @@ class TierAndBrokerReader:
             )
             self._queue_partition_error_message(partition.partition, agreed_history.end, log_truncation_error(text), partition.topic_id)
         if self.options.offset_reset != "error":
-            partition.move_position_to_end_of_history(
+            partition.move_to_history_end(
                 replace(agreed_history, topic_id=partition.topic_id)
                 if agreed_history.end < partition.position
                 else partition.consumed_history
             )
 
-    def _queue_topic_recreated_error_and_reset(
+    def _enter_recreated_topic(
         self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogStartAndEndOffset
     ) -> bool:
         """Queue the error that the topic was created again, and move the position into the new topic (``topic_id``, ``bounds``) as
         ``offset_reset`` says. Return False, and leave the position, if that is ``error``.
         """
-        self._queue_out_of_range_error(
+        self._queue_range_error(
             partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
         )
         reset = self.options.offset_reset
         if reset != "error":
-            partition.move_position_to_end_of_history(
+            partition.move_to_history_end(
                 consumed_history_before_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id)
             )
         return reset != "error"
 
-    def _does_broker_log_contain_position(self, partition: AssignedPartition) -> bool:
+    def _broker_has_position(self, partition: AssignedPartition) -> bool:
         if self._broker is None:
             return False
-        bounds = self._broker.log_start_and_end_offset(partition.partition)
+        bounds = self._broker.offset_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
+    def _reset_at_tier(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
         """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the position any more. With
         ``error``, queue an error instead.
         """
         if self.options.offset_reset == "error":
-            self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")
+            self._queue_range_error(partition, f"the tier begins at {item.start}")
         else:
             partition.set_tier_log_identity(item.log)
             partition.position = item.start if self.options.offset_reset == "earliest" else item.end
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
-                self.partition_with_resolved_topic_id(partition.partition),
+                self.resolve_partition(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=self.options.view == "all",
             )
 
-    def _continue_partitions_broker_cannot_serve(self) -> None:
+    def _continue_lost_partitions(self) -> None:
         """Decide where to continue, after all messages of the partitions were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
             if at is not None and at.source == "broker":
-                self._continue_when_broker_lacks_position(at, agreed, self._broker)
+                self._continue_lost_partition(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_when_broker_lacks_position(
+    def _continue_lost_partition(
         self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient
     ) -> None:
         """Decide where to continue. ``truncation_offset``: the broker's log was truncated and holds what was read up to this offset."""
-        topic_id, bounds = broker.topic_id(partition.partition), broker.log_start_and_end_offset(partition.partition)
+        topic_id, bounds = broker.topic_id(partition.partition), broker.offset_bounds(partition.partition)
         self._schedule_partition_retry(partition)
         if topic_ids_differ(partition.topic_id, topic_id):
             self._continue_reading_at_broker(partition)
@@ -834,30 +829,30 @@ class TierAndBrokerReader:
                 ),
             )
         elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
-            self._continue_reading_after_offset_reset(partition, bounds)
+            self._reset_at_broker(partition, bounds)
         elif partition.position < bounds.start:
             partition.broker_start, partition.is_view_done = bounds.start, True
-            self._choose_source_and_continue_reading(partition, "broker_deleted")
+            self._continue_reading(partition, "broker_deleted")
         elif partition.position > bounds.end:
-            self._queue_out_of_range_error(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
+            self._queue_range_error(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
-    def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
+    def _reset_at_broker(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
         """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the tier is not read. With ``error``, queue
         an error instead.
         """
         if self.options.offset_reset == "error":
-            self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
+            self._queue_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
-            partition.move_position_to_end_of_history(
+            partition.move_to_history_end(
                 consumed_history_before_position(
                     bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id
                 )
             )
             self._continue_reading_at_broker(partition)
 
-    def _queue_out_of_range_error(self, partition: AssignedPartition, reason: str) -> None:
+    def _queue_range_error(self, partition: AssignedPartition, reason: str) -> None:
         """Queue the error, unless one was reported already after the last record."""
         if not partition.is_reported:
             partition.is_reported = True
@@ -873,7 +868,7 @@ class TierAndBrokerReader:
             return offset
         reset = self.options.offset_reset
         if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
-            return self.readable_bounds_of_tier_and_broker(partition).start
+            return self.readable_bounds(partition).start
         if offset == OFFSET_END or reset == "latest":
-            return self.readable_bounds_of_tier_and_broker(partition).end
+            return self.readable_bounds(partition).end
         raise UsageError(f"no offset for {partition}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")

@@ -206,7 +206,6 @@ class TieredConsumer:
         self._change_assignment("replace", {})
 
     def assignment(self) -> list[Place]:
-        """Return the positions of all assigned partitions."""
         return [Place(*name) for name in self._sources.assigned]
 
     def seek(self, place: HasTopicPartitionAndOffset) -> None:

@@ -142,7 +142,7 @@ class KeyRecordsInSegment:
     first_offset: int = -1
 
 
-def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
+def group_found_records(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
     """Return the records (newest first) grouped by segment and key, in the order of the groups' first records."""
     numbers = {key: number for number, key in enumerate(keys)}
     found: dict[tuple[str, int], KeyRecordsInSegment] = {}
@@ -157,7 +157,7 @@ def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Seque
     return list(found.values())
 
 
-def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
+def newest_committed_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
     """Return the newest committed record of each key, given the newest segment first."""
     latest: dict[int, FoundRecord] = {}
     for one in key_records:
@@ -194,7 +194,7 @@ class ErasureRules:
     compacts: bool
 
     @staticmethod
-    def erasure_rules_for_partition_state(
+    def for_partition_state(
         state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, is_tier_compactable: bool
     ) -> ErasureRules:
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, is_tier_compactable)
@@ -207,7 +207,7 @@ class ErasureRules:
         what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(key_records.newest.outcome, "superseded")
         if not self.compacts:
             return KeyStatusInSegment(what, READ_ONLY)
-        if reason := self._reason_segment_is_not_cleaned(key_records.segment):
+        if reason := self._uncleaned_reason(key_records.segment):
             return KeyStatusInSegment(what, reason)
         if here is not None:
             return self._tombstone_status(here)
@@ -225,7 +225,7 @@ class ErasureRules:
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
         return KeyStatusInSegment("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
-    def _reason_segment_is_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
+    def _uncleaned_reason(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
         """Return why no round cleans this segment now; empty: one does."""
         state = self.state
         if segment.start_offset < self.end:
@@ -264,16 +264,16 @@ class KeySearchRequest:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySearchResult:
+def survey_partition(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySearchResult:
     """Return the objects of one partition that contain the keys. Raises StoreError, OutOfBudget; BadData if the control log or the brokers'
     metadata is damaged, or a live object is missing.
     """
 
-    def search_keys_in_current_state() -> PartitionKeySearchResult:
+    def search_current_state() -> PartitionKeySearchResult:
         log = tier.open_partition_log(partition)
         return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition_for_keys()
 
-    return retry_if_object_missing(partition, search_keys_in_current_state)
+    return retry_if_object_missing(partition, search_current_state)
 
 
 @dataclass
@@ -294,12 +294,12 @@ class _KeySearch:
         return self.state.topic_partition
 
     def search_partition_for_keys(self) -> PartitionKeySearchResult:
-        filtered = self._search_live_segments_and_count_skipped()
+        filtered = self._search_live_segments()
         self._search_replaced_segments(grace_starts_ms(self.tier.ports, self.log) if self.state.waiting else {})
-        self._search_objects_not_in_control_log(list(self.tier.ports.layout.list_objects(self.partition)))
+        self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
-        self._search_for_stored_key_hashes()
-        self._add_untiered_records_to_unsearched_places()
+        self._search_key_hashes()
+        self._add_untiered_records()
         return PartitionKeySearchResult(
             partition=self.partition,
             slot=self.state.slot,
@@ -314,36 +314,36 @@ class _KeySearch:
 
     # --- segments that the fold names ---
 
-    def _search_live_segments_and_count_skipped(self) -> int:
+    def _search_live_segments(self) -> int:
         """Search the newest first, because later markers decide about transactions. Return how many segments their filters have ruled
         out.
         """
         searcher = self._create_searcher(self.tier)
-        ruled_out = self._ids_of_segments_ruled_out_by_filters()
+        ruled_out = self._ids_ruled_out()
         found: list[KeyRecordsInSegment] = []
         for segment in reversed(self.state.live):
             if segment.id in ruled_out:
                 continue
             try:
-                found += group_records_by_segment_and_key(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
+                found += group_found_records(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
-        latest = newest_committed_record_by_key_number(found)
+        latest = newest_committed_records(found)
         cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
-        rules = ErasureRules.erasure_rules_for_partition_state(
+        rules = ErasureRules.for_partition_state(
             self.state, cleaner, self.question.now_ms, is_tier_compactable=self.tier.kind.compacts
         )
         for one in found:
             status = rules.key_status_in_segment(one, latest.get(one.key))
             if status.movable:
                 self.movable.add(one.segment.id)
-            self._add_segment_to_search_result(
+            self._add_segment_holder(
                 one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one
             )
-        self._search_unread_parts_of_live_objects(rules)
+        self._search_unread_parts(rules)
         return len(ruled_out)
 
-    def _search_unread_parts_of_live_objects(self, rules: ErasureRules) -> None:
+    def _search_unread_parts(self, rules: ErasureRules) -> None:
         """Search the records after a segment's end offset, which brokers read from the next segment."""
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
@@ -353,12 +353,12 @@ class _KeySearch:
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
-    def _ids_of_segments_ruled_out_by_filters(self) -> set[str]:
+    def _ids_ruled_out(self) -> set[str]:
         """Return the ids of the live segments whose Bloom filter has none of the keys; filters have no false negatives."""
         if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
         sidecars = self.tier.open_sidecar_store(self.partition)
-        hashes = hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)
+        hashes = hash_filter_keys(self.question.keys, sidecars.hash_key)
         met, _ = sidecars.find_possible_segments([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
@@ -382,7 +382,7 @@ class _KeySearch:
 
     # --- segments that the fold does not know ---
 
-    def _search_objects_not_in_control_log(self, listed: Sequence[ListedObject]) -> None:
+    def _search_unknown_objects(self, listed: Sequence[ListedObject]) -> None:
         state = self.state
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
@@ -390,7 +390,7 @@ class _KeySearch:
         theirs = {record.id: segment_from_broker_record(record) for record in self.tier.metadata.broker_segment_records(self.partition)}
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
-                why, waits_for, until = self._state_of_object_not_in_control_log(item, theirs)
+                why, waits_for, until = self._unknown_object_state(item, theirs)
                 segment = theirs.get(item.segment_id) or _segment_metadata_of_object(item)
                 self._search_segment(self.tier, segment, why, waits_for, until, object_name=item.key)
         strangers = [item.key for item in listed if not item.segment_id]
@@ -398,7 +398,7 @@ class _KeySearch:
             what = f"{len(strangers)} objects among those of {self.partition}, {strangers[0]} for one"
             self.not_covered.append(UnsearchedKeyLocation(what, "they do not have the name of a segment, so that their content is unknown"))
 
-    def _state_of_object_not_in_control_log(
+    def _unknown_object_state(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
         """Return an object's state, what it waits for, and the earliest time at which it can be deleted (None if no time is known)."""
@@ -437,33 +437,33 @@ class _KeySearch:
 
     # --- what lies beside the segments ---
 
-    def _search_for_stored_key_hashes(self) -> None:
+    def _search_key_hashes(self) -> None:
         control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
         known = ordering.possible_segment_ids(state)
         sidecars = self.tier.open_sidecar_store(self.partition)
         listed = list(control.list(sidecar_key_prefix(self.log.prefix)))
-        inherited = self._ids_of_segments_with_inherited_filter({segment_id_in_key(info.key) for info in listed} & known - holding.keys())
+        inherited = self._ids_inheriting_filter({segment_id_in_key(info.key) for info in listed} & known - holding.keys())
         for info in listed:
             segment_id = segment_id_in_key(info.key)
             if segment_id in holding:
-                self._add_key_hash_object_to_search_result(
+                self._add_hash_holder(
                     info.key, info.size, KeyHoldingObjectState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms
                 )
             elif segment_id and segment_id not in known and self._filter_may_contain_keys(segment_id):
-                self._add_key_hash_object_to_search_result(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEXT_RETIRE)
+                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEXT_RETIRE)
             elif (
                 segment_id in inherited
                 and info.key == sidecars.sidecar_object_key(segment_id)
                 and self._filter_may_contain_keys(segment_id)
             ):
-                self._add_key_hash_object_to_search_result(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEW_FILTER)
+                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_key_prefix(self.log)):
-            self._add_key_hash_object_to_search_result(
+            self._add_hash_holder(
                 info.key, info.size, KeyHoldingObjectState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             )
 
-    def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
+    def _ids_inheriting_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
         """Return the ids of segments whose filter was taken over from their sources, so that it may contain keys that they no longer
         have.
         """
@@ -476,10 +476,10 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.flag_possible_keys(hash_keys_for_bloom_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.flag_possible_keys(hash_filter_keys(self.question.keys, sidecars.hash_key)).any()
         )
 
-    def _add_untiered_records_to_unsearched_places(self) -> None:
+    def _add_untiered_records(self) -> None:
         held = f"hold from offset {self.state.end_offset + 1} on, and"
         if self.tier.kind.is_broker_managed:
             what = f"{self.partition}: what its brokers {held} have not uploaded"
@@ -504,20 +504,20 @@ class _KeySearch:
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
-            found = group_records_by_segment_and_key(
+            found = group_found_records(
                 self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys
             )
         except NotFound:
             return []
         except BadData as error:
             what = f"{waits_for} (it cannot be read: {error.message})"
-            self._add_segment_to_search_result(segment, state, "unknown", what, until_ms, run_id, object_name)
+            self._add_segment_holder(segment, state, "unknown", what, until_ms, run_id, object_name)
             return []
         for one in found:
-            self._add_segment_to_search_result(segment, state, RECORD, waits_for, until_ms, run_id, object_name, one)
+            self._add_segment_holder(segment, state, RECORD, waits_for, until_ms, run_id, object_name, one)
         return found
 
-    def _add_segment_to_search_result(
+    def _add_segment_holder(
         self,
         segment: RemoteLogSegmentMetadata,
         state: KeyHoldingObjectState,
@@ -539,7 +539,7 @@ class _KeySearch:
             )
         )  # fmt: skip
 
-    def _add_key_hash_object_to_search_result(
+    def _add_hash_holder(
         self, object_key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None
     ) -> None:
         self.holders.append(
@@ -557,7 +557,7 @@ class _KeySearch:
         self.question.on_bytes(size)
 
 
-def hash_keys_for_bloom_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
+def hash_filter_keys(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
     lengths = np.array([len(key) for key in keys], np.int32)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
     out = np.empty((len(keys), 2), np.uint64)
@@ -566,7 +566,6 @@ def hash_keys_for_bloom_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashe
 
 
 def _segment_metadata_of_object(log_object: ListedObject) -> RemoteLogSegmentMetadata:
-    """Return metadata of a segment that only the listing knows."""
     return RemoteLogSegmentMetadata(
         id=log_object.segment_id,
         start_offset=Offset(log_object.start_offset),

@@ -102,8 +102,6 @@ class DataFileWriter(Protocol):
 
 
 class LocalDataFileWriter:
-    """Writer of data files in this process, one after the other."""
-
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.max_record_count_of_slice for task in files.tasks))
@@ -261,7 +259,6 @@ class ColumnType:
         return self.fields.values() if self.fields is not None else (self.item,) if self.item is not None else ()
 
     def height(self) -> int:
-        """Return the number of levels, this one included."""
         return 1 + max((part.height() for part in self.parts), default=0)
 
     def column_count(self) -> int:

@@ -38,8 +38,6 @@ SnapshotOrder = tuple[int, int, int]
 
 
 class FileOrigin(Enum):
-    """Writer of a file, as its name tells."""
-
     THIS_TABLE = "this table's writer"
     UNMARKED = "an earlier version of this program, for this table or for another one"
     OTHER = "another program, or this program for another table"
@@ -141,11 +139,11 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
 
-def snapshot_summary_key_of_partition(partition: int) -> str:
+def summary_key(partition: int) -> str:
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
+def parse_snapshot_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
     """Parse a partition's entry in a snapshot's summary, if there is one. Raises BadData if it is invalid or was written by a newer
     version.
     """
@@ -155,7 +153,7 @@ def parse_snapshot_entry_of_partition(text: str | None, table_name: str) -> Part
         raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table_name}") from None
 
 
-def end_offset_of_unfinished_round(state: PartitionState) -> int:
+def unfinished_round_end(state: PartitionState) -> int:
     """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete. A round that was cut off
     or undone in part has dropped values whose successors lie above the cleaner offset.
     """
@@ -179,7 +177,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def snapshot_entry_of_partition_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
+def view_snapshot_entry(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
     """Return the entry of a partition's compacted view. Its empty slices are known only after the files were written."""
     end = max(first_dirty_offset_in(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]

@@ -573,7 +573,6 @@ def _load_table(
 
 
 def _require_writable_layout(table_name: str, table: Table) -> None:
-    """Raise UsageError if the table's format is too new, or a partition field may have several values in one file."""
     if table.format_version > NEWEST_FORMAT:
         raise UsageError(
             f"table {table_name} has format-version {table.format_version}, and {NEWEST_FORMAT} is the newest that can be written",

@@ -48,8 +48,6 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 
 @dataclass(frozen=True)
 class PartitionImportResult:
-    """Result of importing one partition: a report or an error."""
-
     partition: TopicPartition
     report: ImportReport | None
     error: Exception | None = None
@@ -286,14 +284,14 @@ class _PartitionImportFromTier:
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
                 with tempfile.TemporaryDirectory(prefix="transfer-", dir=spool_folder(self._target.state_dir)) as scratch:
-                    self._download_and_import_next_segments(Path(scratch) / str(self._name))
+                    self._import_next_segments(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
                 if attempt == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
         return self._sum_import_reports()
 
-    def _download_and_import_next_segments(self, folder: Path) -> None:
+    def _import_next_segments(self, folder: Path) -> None:
         folder.mkdir()
         theirs = self._source.open_partition_log(self._name).refresh()
         place = self._find_target_incarnation(theirs)
@@ -322,7 +320,7 @@ class _PartitionImportFromTier:
             seam = _first_offset_to_download(mine, kept) if mine.has_segments else min(start, ends[-1] if ends else 0)
             segments = [segment for segment in segments if segment.end_offset >= seam]
             _delete_downloaded_segments_below(folder, self._firsts[segments[0].id] if segments else MAX_OFFSET)
-            fetched = self._download_segments_that_fit_on_disk(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
+            fetched = self._download_segments(segments, kept, folder) if kept < end - 1 or kept < mine.end_offset else 0
             if not fetched:
                 return
             options = replace(options, fetched_from=seam)
@@ -343,7 +341,7 @@ class _PartitionImportFromTier:
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments_that_fit_on_disk(
+    def _download_segments(
         self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path
     ) -> SegmentCount:
         """Download segments, those at the seam (where the log continues the tier) first. Raises OutOfBudget if there is no space for a new

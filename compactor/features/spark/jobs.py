@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
 
-def pack_item_indexes_into_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
+def pack_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
     """Return item indexes in at most ``bin_count`` bins of about equal total weight, heaviest bin first; no bin is empty."""
     heap = [(0, number) for number in range(min(bin_count, len(weights)))]
     members: list[list[int]] = [[] for _ in heap]
@@ -158,7 +158,7 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
 
 @contextmanager
-def open_staging_folder_of_task(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
+def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
     """Provide a staging folder on local disk, limited to the task's budget, and delete it at the end. Fetched bytes and peaks are added to
     ``cost``.
     """
@@ -262,14 +262,14 @@ def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan |
     a VersionMismatch. ``index``: -1 for work that belongs to no single item.
     """
     cost, begin = TaskCost(), time.process_time()
-    outcome = _run_work_and_catch_errors(index, work, plan, cost)
+    outcome = _catch_errors(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
     return outcome
 
 
-def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
+def _catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
     try:
-        _require_executor_has_plan_version(plan)
+        _require_plan_version(plan)
         return TaskOutcome(index, work(cost), None, cost)
     except CompactorError as error:
         return TaskOutcome(index, None, error, cost)
@@ -287,7 +287,7 @@ def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan
         return TaskOutcome(index, None, CompactorError(f"a bug on an executor: {type(error).__name__}: {error}{place}"), cost)
 
 
-def _require_executor_has_plan_version(plan: CompactionPlan | None) -> None:
+def _require_plan_version(plan: CompactionPlan | None) -> None:
     if plan is not None and plan.fingerprint != versions_fingerprint():
         raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {versions_fingerprint()}")
 
@@ -338,8 +338,6 @@ class RddPartitionTask:
 
 @dataclass
 class SparkCluster:
-    """A running Spark application that accepts jobs from several threads."""
-
     context: SparkContext
     router: _TaskOutcomeAccumulator = field(default_factory=_TaskOutcomeAccumulator)
 
@@ -364,11 +362,10 @@ class SparkCluster:
         self._over.set()
 
     def require_not_cancelled(self) -> None:
-        """Raise Unavailable if ``cancel_jobs`` was called."""
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
-    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
+    def rdd_of_items(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
         """Return an RDD of (index, item) with one task per item."""
         return self.context.parallelize(list(enumerate(items)), len(items))
 
@@ -420,7 +417,6 @@ class SparkCluster:
 def _answers_and_targets(
     make_answers: Callable[[Any], Iterator[IndexAndItem]], item_and_targets: tuple[Sequence[Any], Sequence[IndexAndItem]]
 ) -> Iterator[IndexAndItem]:
-    """Yield the targets that travel with an item, and the answers for the item (a sequence of one, or of none)."""
     items, targets = item_and_targets
     yield from targets
     for item in items:
@@ -463,7 +459,7 @@ class _RunningJob:
         self._error: BaseException | None = None
         task = RddPartitionTask(self._number, work, plan, cluster._accumulator)
 
-        def run_job_and_keep_exception() -> None:
+        def run_job_keeping_error() -> None:
             try:
                 self._context.setJobGroup(self._group, description, interruptOnCancel=True)
                 with name_started_stages(self._context, description):
@@ -471,7 +467,7 @@ class _RunningJob:
             except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
                 self._error = error
 
-        self._thread: threading.Thread = InheritableThread(target=run_job_and_keep_exception, name=description, daemon=True)
+        self._thread: threading.Thread = InheritableThread(target=run_job_keeping_error, name=description, daemon=True)
 
     def __enter__(self) -> Self:
         self._cluster.router.inboxes[self._number] = self._inbox
@@ -530,7 +526,7 @@ class RoundJobRunner:
         """Run ``work(shared, item, cost)`` in one task per item and yield (item index, result) as they finish. Raises the first error."""
         if items:
             yield from self.run_tasks_over_rdd(
-                step, self.cluster.create_rdd_with_task_per_item(items), TaskWithSettings(work, self.shared), len(items)
+                step, self.cluster.rdd_of_items(items), TaskWithSettings(work, self.shared), len(items)
             )
 
     def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:

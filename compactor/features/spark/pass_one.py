@@ -445,8 +445,6 @@ class _TaskDiskReservation:
 
 @dataclass
 class _KeyRowWriterOfSegmentBundle:
-    """Writer that collects the key rows of a bundle and then writes them as scratch objects."""
-
     shared: RoundTaskSettings
     reading: StagedSegmentReader
     key_rows: HashRangeRowFile

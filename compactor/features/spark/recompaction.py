@@ -175,7 +175,6 @@ class SparkEngineFactory:
         return RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
 
     def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
-        """Return the cluster. Raises UsageError if Spark does not start."""
         from compactor.features.spark.session import start_cluster
 
         with self._lock:

@@ -53,7 +53,6 @@ def require_supported_java() -> None:
 
 
 def require_supported_pyspark() -> None:
-    """Raise UsageError if PySpark is not installed or its version is not supported."""
     supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
     require_pip_extra("spark", "Spark")
     import pyspark
@@ -114,14 +113,14 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
         require_supported_java()
         context = _start_context(settings.spark, app_name, folder)
     try:
-        yield _check_executors_with_first_job(context, begin)
+        yield _check_executors(context, begin)
     finally:
         if not given:
             context.stop()
             shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
 
 
-def _check_executors_with_first_job(context: SparkContext, start_s: float) -> StartedCluster:
+def _check_executors(context: SparkContext, start_s: float) -> StartedCluster:
     """Run a first job, after which executors are registered, have loaded the kernels and are known to run the driver's version."""
     from compactor.features.spark.jobs import SparkCluster, name_started_stages
 
@@ -132,17 +131,17 @@ def _check_executors_with_first_job(context: SparkContext, start_s: float) -> St
         with name_started_stages(context, "are the executors ready?"):
             answers = (
                 context.parallelize(range(wanted), wanted)
-                .map(_load_kernels_and_report_version)
+                .map(_load_kernels)
                 .groupByKey(wanted)
                 .map(_first_reported_version)
             )
-            differing = set(answers.collect()) - {_code_version_of_this_process()}
+            differing = set(answers.collect()) - {_code_version()}
     except _spark_error_types() as error:
         raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_code_version_of_this_process()}", hint=INSTALL_HINT)
+        raise UsageError(f"the executors run {min(differing)}, the driver {_code_version()}", hint=INSTALL_HINT)
     return StartedCluster(SparkCluster(context), str(context.master), time.monotonic() - start_s, context.uiWebUrl or "")
 
 
@@ -150,7 +149,7 @@ def executors_not_ready_error(error: Exception) -> UsageError:
     """Return the error for a failed first job, naming the Python package that executors lack if that is the cause."""
     missing = _MISSING.search(str(error))
     if missing is None:
-        return UsageError(f"Spark's executors do not run our tasks: {first_line_of_spark_error(error)}", hint=INSTALL_HINT)
+        return UsageError(f"Spark's executors do not run our tasks: {spark_error_line(error)}", hint=INSTALL_HINT)
     package = missing[1].partition(".")[0]
     if package in OWN_PACKAGES:
         return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL_HINT)
@@ -159,21 +158,21 @@ def executors_not_ready_error(error: Exception) -> UsageError:
     return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
-def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
+def _load_kernels(task_number: int) -> TaskNumberAndVersion:
     from compactor.features.spark.jobs import load_tasks
 
     load_tasks()
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
-    return task_number, _code_version_of_this_process()
+    return task_number, _code_version()
 
 
 def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
     return next(iter(gathered[1]))
 
 
-def _code_version_of_this_process() -> str:
+def _code_version() -> str:
     from compactor.round.pass_two import versions_fingerprint
 
     return versions_fingerprint()
@@ -185,7 +184,7 @@ def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> Spar
 
     master = settings.master
     folder.mkdir(parents=True, exist_ok=True)
-    _delete_directories_of_ended_drivers(folder)
+    _delete_stale_directories(folder)
     conf = SparkConf().setAppName(app_name)
     conf.set("spark.ui.showConsoleProgress", "false")
     conf.set("spark.ui.port", "0")
@@ -217,7 +216,7 @@ def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> Spar
         return SparkContext(conf=conf, gateway=gateway)
     except _spark_error_types() as error:
         raise UsageError(
-            f"Spark did not start on {master}: {first_line_of_spark_error(error)}", hint=f"Check [spark] master; {log} says more"
+            f"Spark did not start on {master}: {spark_error_line(error)}", hint=f"Check [spark] master; {log} says more"
         ) from None
 
 
@@ -228,7 +227,7 @@ def _spark_error_types() -> tuple[type[Exception], ...]:
     return PySparkException, Py4JError, OSError, RuntimeError, ValueError
 
 
-def first_line_of_spark_error(error: BaseException) -> str:
+def spark_error_line(error: BaseException) -> str:
     """Return the first meaningful line of a Spark error, without stack traces."""
     lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
     reported = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
@@ -239,7 +238,7 @@ def _local_directory_of_driver(parent_folder: Path, pid: int) -> Path:
     return parent_folder / f"local-{pid}"
 
 
-def _delete_directories_of_ended_drivers(folder: Path) -> None:
+def _delete_stale_directories(folder: Path) -> None:
     for left in folder.glob("local-*"):
         pid = left.name.removeprefix("local-")
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():

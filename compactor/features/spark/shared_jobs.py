@@ -175,8 +175,6 @@ def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionRe
 
 @dataclass
 class SharedJobWorker(RemoteWorker):
-    """RemoteWorker (round.drive) that cleans one partition in a shared job."""
-
     jobs: SharedJobRunner
     cleaner: CleanerSettings
     stats: RoundCosts

@@ -165,7 +165,6 @@ class SparkRoundWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of a recorded plan, and yield a receipt or failure for each."""
         prepared = None
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
@@ -437,8 +436,6 @@ class HashRangeTask:
 
 @dataclass(frozen=True)
 class _WriteSurvivorsTask:
-    """Task that writes the answers for one target (a bundle or the gate) as one scratch object."""
-
     shared: RoundTaskSettings
 
     def __call__(
