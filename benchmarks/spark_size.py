@@ -40,7 +40,7 @@ from compactor.features.spark.pass_one import COMBINED_FETCH_BYTES, SurvivorBund
 from compactor.features.spark.recompaction import (
     RecompactionCandidate,
     RecompactionResult,
-    assess_round_over_whole_log,
+    assess_full_round,
     recompaction_result_row,
 )
 from compactor.features.spark.rewrite import PassOneSegmentResults, SegmentGroupRewriteWork
@@ -86,7 +86,7 @@ class StandIn:
     closures: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
 
-    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def rdd_of_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
     def run_job(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
@@ -135,7 +135,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     state = state_of(args.segments, args.segment_bytes, args.records)
     facts = PlanInputs(
         state,
-        assess_round_over_whole_log(state, cleaner, 1_900_000_000_000),
+        assess_full_round(state, cleaner, 1_900_000_000_000),
         cleaner,
         1_900_000_000_000,
         (),
@@ -154,8 +154,8 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     )
     steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = PassOneSegmentResults(state.live, {}), {segment.id for segment in state.live}
-    index.read_segment_keys_and_headers(steps, ids, ids)
-    exchange, beside = index.input_of_all_hash_range_tasks(ids), index.plan_survivor_bundles(ids)
+    index.read_segments(steps, ids, ids)
+    exchange, beside = index.hash_range_input(ids), index.plan_survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
     answer = HashRangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))

@@ -17,7 +17,6 @@ CompactorEpoch = NewType("CompactorEpoch", int)
 NO_COMPACTOR_EPOCH: Final = CompactorEpoch(-1)
 TopicId = NewType("TopicId", str)
 """Id of a topic, as Kafka's class Uuid prints it."""
-ByteCount = int
 EMPTY_TOPIC_ID: Final = TopicId("")
 """Unknown topic id, or that of a topic that no broker has."""
 

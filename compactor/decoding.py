@@ -38,7 +38,6 @@ _UNREADABLE = (EOFError, IndexError, KeyError, OverflowError, RecursionError, St
 
 ParsedSchemaAndNamedTypes = tuple[Any, dict[str, Any]]
 """An Avro schema as fastavro has parsed it, and the schemas of its named types."""
-AvroValue = object
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class KeyAndValueDecoder:
             return DecodedKeyOrValue(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
         return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
-    def _try_encode_avro(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
+    def _try_encode_avro(self, schema: RegisteredSchema, value: object) -> bytes | None:
         """Return None if the value does not match the schema."""
         from fastavro import schemaless_writer
 
@@ -213,7 +212,7 @@ def to_json_text(value: object) -> str:
     return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
 
 
-def _replace_bytes_by_base64(value: AvroValue) -> AvroValue:
+def _replace_bytes_by_base64(value: object) -> object:
     """Return a value in which bytes are replaced by base64 text, as `cat` prints them."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
@@ -222,7 +221,7 @@ def _replace_bytes_by_base64(value: AvroValue) -> AvroValue:
     return [_replace_bytes_by_base64(each) for each in value] if isinstance(value, list) else value
 
 
-def _replace_uuids_by_text(value: AvroValue) -> AvroValue:
+def _replace_uuids_by_text(value: object) -> object:
     """Return an Avro value with texts in place of UUIDs."""
     if isinstance(value, dict):
         return {name: _replace_uuids_by_text(each) for name, each in value.items()}

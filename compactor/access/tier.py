@@ -225,16 +225,12 @@ class RemoteEngineChooser(Protocol):
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
 
-ReasonToRunRoundInThisProcess = str
-"""Why the other process does not run a round, so that this one must; empty if there is nothing to report."""
-
-
 class RemoteRoundRunner(Protocol):
     """Client of another process that runs whole rounds, including leadership and publication."""
 
     def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | ReasonToRunRoundInThisProcess:
+    ) -> RoundReport | str:
         """Run a round in the other process and return its report; if this process has to run it, the reason as text, empty if there is none
         worth reporting.
 

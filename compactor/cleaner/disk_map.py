@@ -42,7 +42,7 @@ from compactor.cleaner.keys import (
 from compactor.cleaner.source import SourceSegment
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget, StoreError
-from compactor.kernels.common import KEY_BYTES, FirstAndEndBatch, FirstRowByBatch, Flags, Hashes, RowCount
+from compactor.kernels.common import KEY_BYTES, FirstAndEndBatch, FirstRowByBatch, Flags, Hashes
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_product_word, prefetch
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -489,7 +489,7 @@ def _flag_keys_in_ranges(hashes: Hashes, range_count: int, first_range: int, par
 @kernel
 def mark_newest_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
-) -> RowCount:
+) -> int:
     """Set the bit of each key's first row, which is the newest, and add the key to the set. Return ``len(rows)``, or the first row for
     which the set has no space.
     :param first_row: to begin with, when the call continues an earlier one.

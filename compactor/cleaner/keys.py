@@ -28,7 +28,7 @@ from compactor.cleaner.source import KeyTableRowsAndBatchCount, SecondReader, So
 from compactor.cleaner.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf, KeyHashHalf, RowCount
+from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf, KeyHashHalf
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_product_word, prefetch
 from compactor.model.plan import KeylessRecords
@@ -116,9 +116,7 @@ def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: K
 
 
 @kernel
-def put_keys_until_full(
-    table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]
-) -> RowCount:
+def put_keys_until_full(table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]) -> int:
     """Add keys in order, and set ``out_first_seen`` where a key was absent. Return ``len(hashes)``, or the first row for which there is
     no space.
     """
@@ -204,7 +202,7 @@ class KeyHashSet:
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
+    def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> int:
         """Insert hashes, shape (n, 2), in order, and set ``out_first_seen`` where a key was absent. Return n, or the first row for which
         the budget has no space.
         """
@@ -265,7 +263,7 @@ def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
 
 
 @kernel
-def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
+def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
     """Add keys in ascending order of offsets, keeping each key's latest, until the map is full. Return the number of rows taken. As in
     Kafka, the first row that comes when the map is full ends the pass, even if its key is in the map.
     """
@@ -321,7 +319,7 @@ class BoundedOffsetMap:
         return self.table.nbytes
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
+    def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
         """Add rows in ascending order of offsets. The map is full if fewer rows are taken than given."""
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 

@@ -15,7 +15,6 @@ from compactor.cleaner.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags
 from compactor.kernels.jit import kernel
-from compactor.model.segment import ReasonOrEmpty
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records.batches import ABORT, COMMIT, EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 from compactor.records.encode import (
@@ -183,7 +182,7 @@ def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnE
     return computed_entries
 
 
-def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
+def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> str:
     """Return why the entries cannot be a segment's transaction index; empty if they can. An entry must cover the remaining data of its
     transaction, and no data of the transaction before: otherwise readers would hide committed records or return aborted ones.
     """

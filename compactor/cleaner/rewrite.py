@@ -30,9 +30,9 @@ from compactor.cleaner.retention import (
 )
 from compactor.cleaner.source import SecondReader, SourceSegment
 from compactor.cleaner.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
-from compactor.constants import NEVER_MS, ByteCount
+from compactor.constants import NEVER_MS
 from compactor.errors import BadData
-from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, Flags, SegmentOrdinal
+from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, Flags
 from compactor.model.plan import MAX32
 from compactor.model.segment import CountAndDigestSum
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -62,11 +62,11 @@ class GroupableSegment(Protocol):
     @property
     def base(self) -> int: ...
     @property
-    def size(self) -> ByteCount: ...
+    def size(self) -> int: ...
     @property
-    def index_bytes(self) -> ByteCount: ...
+    def index_bytes(self) -> int: ...
     @property
-    def timeindex_bytes(self) -> ByteCount: ...
+    def timeindex_bytes(self) -> int: ...
 
 
 S = TypeVar("S", bound=GroupableSegment)
@@ -273,9 +273,7 @@ def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: i
     return builder
 
 
-def substitute_segment(
-    ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
-) -> SourceSegment:
+def substitute_segment(ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
     """Return a substitute with which outcomes of transactions are computed without reading the segment. It has no bytes; its batches are
     the sidecar's runs and markers.
     """

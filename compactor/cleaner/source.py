@@ -13,9 +13,9 @@ import numpy.typing as npt
 from bloom.sidecar import RemovableRecordCounts
 from checkpoint.lineage import EpochEntry
 from compactor.cleaner.worker_threads import ReusableJobBuffers
-from compactor.constants import NEVER_MS, NO_TIMESTAMP, ByteCount, LeaderEpoch, Offset
+from compactor.constants import NEVER_MS, NO_TIMESTAMP, LeaderEpoch, Offset
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, FirstAndEndBatch, Flags, SegmentOrdinal
+from compactor.kernels.common import NO_HORIZON, FirstAndEndBatch, Flags
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -204,7 +204,7 @@ class SourceSegment:
     is_last: whether no other segment determines where it ends.
     """
 
-    ordinal: SegmentOrdinal
+    ordinal: int
     name: str
     base: int
     end: int
@@ -221,7 +221,7 @@ class SourceSegment:
         self.verified = np.zeros(len(self.table), np.bool_)
 
     @property
-    def size(self) -> ByteCount:
+    def size(self) -> int:
         return len(self.buf)
 
     def split_by_kind(self) -> list[FirstAndEndBatch]:
@@ -347,7 +347,7 @@ class SourceSegment:
 
 
 def open_source_segment(
-    ordinal: SegmentOrdinal,
+    ordinal: int,
     path: Path,
     base_offset: int,
     end_offset: int | None,

@@ -21,7 +21,7 @@ from typing_extensions import override
 from compactor.control import ordering
 from compactor.control.logs import open_catalog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
-from compactor.control.state import CatalogState, RuleViolationOrEmpty
+from compactor.control.state import CatalogState
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import StrictFrozenModel
@@ -199,7 +199,7 @@ def _describe_missing_segments(ports: EnvironmentPorts, catalog: CatalogState) -
     return named
 
 
-def control_store_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
+def control_store_problem(state: CatalogState, url: str, cluster_id: str) -> str:
     """Return why a control store belongs to another broker-managed tier; empty: it does not. Compares cluster ids if both are known, else
     URLs.
     """

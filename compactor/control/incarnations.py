@@ -19,7 +19,7 @@ from typing import Any
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.records import ControlRecord, TopicAdopted, TopicRecreated, TopicsConfirmed, TopicsInspected
-from compactor.control.state import CatalogState, MissingTopicReports, PartitionState, RuleViolationOrEmpty
+from compactor.control.state import CatalogState, MissingTopicReports, PartitionState
 from compactor.model.ids import TopicPartition
 
 CONFIRMATION_MS = 3_600_000
@@ -91,7 +91,7 @@ def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, To
     return found
 
 
-def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
+def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
     """Return why a record stating that one topic id supersedes another has no effect; empty: it counts. Used when the catalog's log is
     replayed and before the append.
     """
@@ -109,7 +109,7 @@ def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleV
     return ""
 
 
-def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
+def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> str:
     """Return why a superseded topic id does not become current again. A cluster's report is not taken back: the former topic is deleted
     there.
     """
@@ -135,14 +135,14 @@ def is_topic_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
-def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the tier's topic id, if the record names an id (a partition that has segments but no topic id gets one only by `topics
     adopt`).
     """
     return topic_id_mismatch_problem(state, record.body.topic_id)
 
 
-def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> RuleViolationOrEmpty:
+def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> str:
     """Return why a log with this topic id is not the one that the tier holds; empty: it is. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -151,7 +151,7 @@ def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> RuleV
     return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
 
 
-def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that the record names a topic id, or the end of the tier as the seam (the offset at which the next import continues), and
     that the tier's topic id is still the one that the record's writer saw.
     """
@@ -165,13 +165,13 @@ def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) 
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_incarnation_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_incarnation_opened(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires, in the log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since."""
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def check_incarnation_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_incarnation_unused(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the log of a later incarnation that holds nothing of another topic: no topic id, segments or open imports."""
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"
@@ -179,7 +179,7 @@ def check_incarnation_unused(state: PartitionState, record: ControlRecord[Any]) 
     return f"{state.topic_partition} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_deleted_topic(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the tier's topic id, if the record names the topic that the cluster has deleted."""
     given: str = record.body.deleted_topic_id
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"

@@ -20,7 +20,7 @@ from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import BrokerLogStartSeen, LeadershipAcquired, LeadershipReleased
-from compactor.control.state import CompactorLeader, PartitionState, RoundIntent, RuleViolationOrEmpty
+from compactor.control.state import CompactorLeader, PartitionState, RoundIntent
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 from compactor.model.plan import CompactionTask
 
@@ -126,7 +126,7 @@ class Leadership:
             self.ports.control.delete([_heartbeat_object_key(self.log, self.epoch)])
 
 
-def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolationOrEmpty:
+def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
     """Return why a record would have no effect if it were appended now; empty: none."""
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 

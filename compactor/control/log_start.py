@@ -19,7 +19,7 @@ from checkpoint import lineage
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.ports import ObjectRetention
 from compactor.control.records import ControlRecord, LogStartRaised, SegmentsTiered
-from compactor.control.state import GroupAwaitingDeletion, OpenImport, PartitionState, RuleViolationOrEmpty, sum_batch_digests
+from compactor.control.state import GroupAwaitingDeletion, OpenImport, PartitionState, sum_batch_digests
 from compactor.control.summary import GroupAwaitingDeletionSummary, ImportSummary, SegmentMetadataOrSummary
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -27,7 +27,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 # Rules of coverage (I1).
 
 
-def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
+def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> str:
     """Return why a new segment does not cover its sources exactly (coverage, I1): it must have their start offset, end offset and all their
     leader epochs, and a size of at least one byte.
     """
@@ -47,7 +47,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
     return ""
 
 
-def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
+def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return why the future segment of a task would not cover its sources exactly (coverage, I1)."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
@@ -57,7 +57,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
     return offset_gap_problem(sources)
 
 
-def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
+def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
     """Return how the new segment in a receipt differs from the one that its task announced."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
@@ -65,7 +65,7 @@ def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata)
     return "" if segment.size_bytes > 0 and "log" in segment.files else f"segment {segment.id} has no bytes"
 
 
-def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
+def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return which segment is empty or lacks leader epochs."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
@@ -73,7 +73,7 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> Rul
     return ""
 
 
-def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
+def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return which segment does not start directly after the one before it."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:
@@ -130,7 +130,7 @@ def build_log_start_record(state: PartitionState, offset: int, leader_epoch: Com
     )
 
 
-def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires an offset between the log start and the end offset + 1 (the present log start only if segments below it remain to be
     removed).
     """
@@ -140,14 +140,14 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_below_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_removed_below_start(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires exactly the live segments wholly below the offset, never the newest."""
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_removed_digests(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_removed_digests(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the recorded sums of the batches that are removed and of those that stay."""
     body: LogStartRaised = record.body
     gone = set(body.ids)
@@ -156,7 +156,7 @@ def check_removed_digests(state: PartitionState, record: ControlRecord[Any]) -> 
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_initial_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_initial_log_start(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that a log start is given only with the first segments of a partition, and that it lies within them or directly after
     them.
     """
@@ -169,23 +169,23 @@ def check_initial_log_start(state: PartitionState, record: ControlRecord[Any]) -
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
 
 
-def check_log_start_unraised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_log_start_unraised(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a log start that was never raised, because records that retention has removed must not come back."""
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
-def check_truncation_above_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_above_start(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires an offset above the log start, if that was ever raised."""
     return truncation_problem(state, record.body.offset)
 
 
-def check_broker_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_broker_start_rises(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires an offset above the highest one recorded."""
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_expired_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_expired_groups(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires expired groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut
     off).
     """
@@ -197,20 +197,20 @@ def check_expired_groups(state: PartitionState, record: ControlRecord[Any]) -> R
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
+def truncation_problem(state: PartitionState, offset: int) -> str:
     """Return a message if the log start was raised to this offset or beyond."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_segment_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def restored_segment_problem(state: PartitionState, group: GroupAwaitingDeletion) -> str:
     """Return which replaced segment lies wholly below the log start, so that it must not come back."""
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def round_outputs_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
+def round_outputs_problem(state: PartitionState, group: GroupAwaitingDeletion) -> str:
     """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of them."""
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):

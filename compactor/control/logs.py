@@ -101,7 +101,6 @@ def request_round(catalog: CatalogLog, partition: TopicPartition, operator: str)
 PartitionLog = ControlLog[PartitionState]
 CatalogLog = ControlLog[CatalogState]
 T = TypeVar("T")
-HintCount = int
 
 READ_ATTEMPTS = 3
 
@@ -289,7 +288,7 @@ def record_deletion_checks(catalog: CatalogLog, inspections: Mapping[str, Deleti
     write_snapshot_if_due(catalog)
 
 
-def collect_queued_hints(catalog: CatalogLog) -> HintCount:
+def collect_queued_hints(catalog: CatalogLog) -> int:
     """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
     StoreError.
     """

@@ -26,7 +26,7 @@ from compactor.control.log_start import (
     task_output_problem,
 )
 from compactor.control.records import ControlRecord
-from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolationOrEmpty
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent
 from compactor.errors import CompactorError, Fenced
 from compactor.model.ids import RunHistoryStatus
 from compactor.model.plan import CompactionPlan
@@ -35,19 +35,19 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_epoch_follows(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_epoch_follows(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
     return ""
 
 
-def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the leader as writer: the last epoch, by this incarnation, not released."""
     return writer_not_leading_problem(state, record.incarnation, record.body.leader_epoch)
 
 
-def writer_not_leading_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolationOrEmpty:
+def writer_not_leading_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> str:
     """Return why a writer does not lead with this epoch. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
@@ -69,7 +69,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires an import id and segment ids that were never used before."""
     body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
@@ -78,7 +78,7 @@ def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -
     return _used_id_problem(state, body.ids)
 
 
-def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
@@ -88,7 +88,7 @@ def check_segment_ids_registered(state: PartitionState, record: ControlRecord[An
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires segments that start at the end offset + 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
@@ -98,7 +98,7 @@ def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_lineage_agrees(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_lineage_agrees(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a lineage that gives no live offset to another epoch (checked for records that state their last batches, which early
     versions did not).
     """
@@ -108,7 +108,7 @@ def check_lineage_agrees(state: PartitionState, record: ControlRecord[Any]) -> R
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires segments that end at the start offset - 1, without gaps between them."""
     segments: tuple[RemoteLogSegmentMetadata, ...] = record.body.segments
     if not segments or len({segment.id for segment in segments}) != len(segments):
@@ -118,18 +118,18 @@ def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_import_complete(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_import_complete(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_partition_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_partition_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
 
-def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
+def already_compacted_problem(state: PartitionState) -> str:
     """Return why segments can no longer be prepended to the log."""
     # Compaction drops records that have newer values, and tombstones: older records added after that would appear as current values.
     if state.intent:
@@ -142,7 +142,7 @@ def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
     return ""
 
 
-def check_truncation_discards_end(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_discards_end(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires as discarded segments all live ones that end at the record's offset or later and, as a new segment, the part of the first of
     them below the offset.
     """
@@ -158,7 +158,7 @@ def check_truncation_discards_end(state: PartitionState, record: ControlRecord[A
     return ""
 
 
-def check_truncation_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_segments(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires all segments that the truncation has registered: the part of the first discarded segment below the offset, and a new branch
     that begins at the offset and has no gap.
     """
@@ -172,7 +172,7 @@ def check_truncation_segments(state: PartitionState, record: ControlRecord[Any])
     return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_truncation_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_truncation_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires cleaner offsets that do not exceed the offset, or a loss that a person has accepted
     (checked for records from version 5 on).
     """
@@ -183,30 +183,30 @@ def check_truncation_loss_accepted(state: PartitionState, record: ControlRecord[
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
 
 
-def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a partition with live segments, open imports or an open intent."""
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
-def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_sources_stay(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_sources_stay(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_no_broker_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_no_broker_gap(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that the removed segments were live, and that the segments afterwards follow each other without a gap."""
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
@@ -219,12 +219,12 @@ def check_no_broker_gap(state: PartitionState, record: ControlRecord[Any]) -> Ru
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
-def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a plan of this partition and leader with a new run id, tasks and new ids, whose cleaner offset does not decrease."""
     plan: CompactionPlan = record.body.plan
     if (plan.topic_partition, plan.leader_epoch) != (state.topic_partition, record.body.leader_epoch):
@@ -237,7 +237,7 @@ def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleV
     return _used_id_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires, if the plan undoes a round, the latest one as a whole, with outputs that no later round has rewritten and sources that wait
     for deletion above the log start.
     """
@@ -255,19 +255,19 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
-def check_plan_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_plan_sources_live(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_of_record(state, record)
     return _plan_sources_problem(state, plan) if plan else ""
 
 
-def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_of_record(state, record)
     if plan is None:
@@ -280,13 +280,13 @@ def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any])
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
-def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires at most one receipt per task, for its new id and sources."""
     intent = state.intent
     if intent is None:
@@ -302,24 +302,24 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
     return ""
 
 
-def check_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_single_run(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_receipts_complete(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_receipts_complete(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
-def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires all outputs of the round, as its receipts state them, in ascending order (I5), except groups whose sources brokers deleted
     after publication had begun.
     """
@@ -338,7 +338,7 @@ def check_replacements_match_receipts(state: PartitionState, record: ControlReco
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_segments_by_id()
     for new in record.body.replacements:
@@ -348,7 +348,7 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_published_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_published_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the cleaner offsets before the round and after it: the plan's end under the leader's epoch (unchanged if brokers deleted
     sources of a group, lowered if the round restores segments).
     """
@@ -365,7 +365,7 @@ def check_published_cleaner_offsets(state: PartitionState, record: ControlRecord
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
@@ -375,7 +375,7 @@ def check_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> Rul
     return ""
 
 
-def check_deletion_permitted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_deletion_permitted(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that the cleaner offsets still reach as far as the round that replaced the segments had advanced them."""
     for group in _waiting_groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.has_epoch_cleaned_below(
@@ -385,20 +385,20 @@ def check_deletion_permitted(state: PartitionState, record: ControlRecord[Any]) 
     return ""
 
 
-def check_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires the latest round, whose outputs no later round has rewritten, a higher epoch, and that all its sources wait for deletion and
     do not lie below the log start.
     """
     return round_restoration_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolationOrEmpty:
+def round_restoration_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> str:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -493,7 +493,7 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
 """Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
-def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Return why a record has no effect in this state."""
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
@@ -510,7 +510,7 @@ def cleaner_offsets_after_round(
     )
 
 
-def round_resumption_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
+def round_resumption_problem(state: PartitionState, intent: RoundIntent) -> str:
     """Return why an open intent can no longer be published. No rule applies once its publication has begun."""
     if intent.begun_slot:
         return ""
@@ -551,11 +551,11 @@ def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> Compac
     return state.intent.plan if state.intent else None
 
 
-def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
+def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> str:
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _plan_sources_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
+def _plan_sources_problem(state: PartitionState, plan: CompactionPlan) -> str:
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
     gone = next((name for name in names if name not in live), "")
@@ -572,7 +572,7 @@ def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[GroupAw
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _used_id_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
+def _used_id_problem(state: PartitionState, ids: Sequence[str]) -> str:
     """Return which id is used already. Ids are never reused."""
     used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")

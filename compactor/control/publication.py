@@ -37,16 +37,16 @@ from compactor.control.records import (
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, RuleViolationOrEmpty, sum_batch_digests
+from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, sum_batch_digests
 from compactor.errors import BadData, NotFound, UsageError
 from compactor.model.ids import RunHistoryStatus, TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import Balance, CountAndDigestSum, RemoteLogSegmentMetadata
-from compactor.tier.ports import AnnouncedSegment, SegmentCount, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_object_keys
 
 
-def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
+def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> str:
     """Return which equation of the balance does not hold for a round's receipts; empty: all hold. Receipts of earlier versions state no
     balance and are accepted.
     """
@@ -208,7 +208,7 @@ def _wait_for_late_deliveries(leadership: Leadership) -> None:
         leadership.refresh_and_require_leadership()
 
 
-def withdraw_leftover_segments(leadership: Leadership) -> SegmentCount:
+def withdraw_leftover_segments(leadership: Leadership) -> int:
     """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything

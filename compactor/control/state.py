@@ -88,10 +88,6 @@ HISTORY = 100
 """Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
 
 
-RuleViolationOrEmpty = str
-"""Why a control record breaks an ordering rule, for people; empty if it does not."""
-
-
 class ControlLogState(StrictFrozenModel):
     """Base of folded states. ``slot``: that of the last record included; 0 for an empty log."""
 

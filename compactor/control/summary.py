@@ -62,10 +62,6 @@ def parse_skipped_ranges(line: str) -> list[SkippedSegmentRange]:
     return [SkippedSegmentRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", line)]
 
 
-HourStartMs = int
-FreedBytes = int
-
-
 class SegmentSummary(NamedTuple):
     """Fields of RemoteLogSegmentMetadata that scheduling needs."""
 
@@ -215,7 +211,7 @@ class PartitionSummary(StrictFrozenModel):
     last_round: LastRoundSummary | None = None
     saved_per_dirty_byte: float | None = None
     last_round_ms: int = 0
-    freed: tuple[tuple[HourStartMs, FreedBytes], ...] = ()
+    freed: tuple[tuple[int, int], ...] = ()
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
@@ -291,7 +287,7 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary |
     return LastRoundSummary(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
 
 
-def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[HourStartMs, FreedBytes], ...]:
+def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
     """Return (start of an hour in milliseconds, bytes): the sizes of deleted segments by the hour in which the round that replaced them
     ended.
     """

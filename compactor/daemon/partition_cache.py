@@ -40,8 +40,6 @@ REQUEST_EXPIRY_MS = 600_000
 """Requests for a round that are older are ignored by a daemon that has just started."""
 POLICY_STEP = 1 << 48
 """Added to a hint for each change of the topic's settings. Larger than any offset, so that no hint repeats an earlier one."""
-CatalogSlot = int
-"""Number of a record in the catalog's log."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class PartitionChangeReport:
     recreated: frozenset[TopicPartition] = frozenset()
     suspended: Mapping[str, Block] = field(default_factory=dict)
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
-    requested: Mapping[TopicPartition, CatalogSlot] = field(default_factory=dict)
+    requested: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 class ChangeFeed(Protocol):
@@ -95,7 +93,7 @@ def pause_reasons(catalog: CatalogState, partitions: Iterable[TopicPartition]) -
     return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
 
 
-def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
+def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
     """Slots of rounds requested in the last REQUEST_EXPIRY_MS."""
     requests = catalog.wanted.items()
     return {

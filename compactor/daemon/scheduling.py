@@ -28,7 +28,6 @@ from compactor.errors import BlockedCause, CompactorError, Fenced, Leased, OutOf
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import CHANGING, PUBLISHING, RoundStatus, TopicPartition
 from compactor.model.plan import CompactionPlan
-from compactor.model.segment import ReasonOrEmpty
 from compactor.outputs import OutputReport, OutputWriter, PartitionOutputExtent
 from compactor.round.compaction import RoundReport
 from compactor.round.plan import assess_round, find_expired_segments, next_expiry_ms
@@ -288,7 +287,7 @@ class PartitionSchedule:
         return replace(self.suspended, since_ms=status.quarantined_since_ms)
 
     @property
-    def blocked_reason(self) -> ReasonOrEmpty:
+    def blocked_reason(self) -> str:
         """Return why no round can clean this partition until a person acts, or an empty string."""
         verdict = self.verdict
         return verdict.reason if verdict is not None and verdict.is_blocked else ""

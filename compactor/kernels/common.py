@@ -27,8 +27,6 @@ HashKeyHalf = np.uint64
 """Half of a secret key of a hash function."""
 KeyHashHalf = np.uint64
 """Half of the 128-bit hash of a record's key."""
-SegmentOrdinal = int
-"""Position of a segment among the live segments of its partition, from 0."""
 CountAndEndPosition = tuple[int, int]
 """Number of batches, and the byte position after the last one."""
 NextBatchAndPosition = tuple[int, int]
@@ -37,7 +35,6 @@ ControlTypeAndEpoch = tuple[int, int]
 """Type of a control batch, and the coordinator epoch of its marker (-1 for none)."""
 FirstAndEndBatch = tuple[int, int]
 """Numbers of the first batch of a range, and of the batch after its last."""
-RowCount = int
 
 KEY_BYTES: Final = 20
 """Most bytes of memory that a key takes in an offset map."""

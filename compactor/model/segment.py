@@ -12,9 +12,6 @@ from typing_extensions import override
 from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.constants import Offset, TimestampMs
 
-ReasonOrEmpty = str
-"""Text for people that states why; empty if there is no reason."""
-
 
 class StrictFrozenModel(BaseModel):
     """Base class of stored values. Unknown fields are refused, so that a record of a future version is refused as a whole instead of being
@@ -94,7 +91,7 @@ class Balance(StrictFrozenModel):
     written: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
     records_dropped: dict[str, CountAndDigestSum] = Field(default_factory=dict)
 
-    def imbalance_problem(self) -> ReasonOrEmpty:
+    def imbalance_problem(self) -> str:
         """Return which equation does not hold; empty: both do. Batches: sources = left + opened + dropped. Records: records = written +
         records_dropped.
         """

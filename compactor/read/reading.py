@@ -23,7 +23,7 @@ from compactor.config.units import format_size
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
-from compactor.kernels.common import Flags, Hashes, HashKeyHalves, RowCount
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -581,7 +581,7 @@ class _KeySortDiskBudget:
 def _hash_keys_backwards(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
-) -> RowCount:  # fmt: skip
+) -> int:  # fmt: skip
     """Hash each row with a key in hash range ``wanted_range`` of ``range_count`` and an offset within bounds (inclusive), last row
     first. Return their number.
     """

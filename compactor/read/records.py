@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
-from compactor.constants import ByteCount
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import copy_bytes, read_varint
@@ -94,7 +93,7 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 
 @kernel
-def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> ByteCount:
+def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> int:
     """Compute where the selected strings lie in a copy: starts, and the end of the last one. Return their total length. A negative
     length is null.
     """

@@ -23,14 +23,7 @@ from typing_extensions import override
 
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
-from compactor.kernels.common import (
-    Bytes as Bytes,
-    ControlTypeAndEpoch,
-    CountAndEndPosition,
-    Int64s as Int64s,
-    ProblemAndPosition,
-    RowCount,
-)
+from compactor.kernels.common import Bytes as Bytes, ControlTypeAndEpoch, CountAndEndPosition, Int64s as Int64s, ProblemAndPosition
 from compactor.kernels.crc import START, CrcTable, crc32c, crc_after_zero_bytes, extend, extend_word, zero_bytes_tables
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, load_u64, read_varint
@@ -127,7 +120,7 @@ def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
 
 
 @kernel
-def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> RowCount:
+def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> int:
     """Write the headers of the batches whose last byte is in ``buf``. Return their number, or -1 if a batch is not v2 or its CRC does not
     match.
     :param partial_batch_state: between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.

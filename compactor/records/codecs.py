@@ -21,8 +21,6 @@ import xxhash
 import zstandard
 from zlib_ng import zlib_ng
 
-from compactor.constants import ByteCount
-
 NONE: Final = 0
 GZIP: Final = 1
 SNAPPY: Final = 2
@@ -129,7 +127,7 @@ def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
-def compress_body_into(codec: int, data: memoryview, out: memoryview) -> ByteCount:
+def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
     """Compress into ``max_compressed_size(len(data))`` bytes, and return the size. Raises CodecError for an unknown codec."""
     if codec == LZ4:
         return _compress_lz4(data, out)
@@ -156,12 +154,12 @@ def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequen
     return list(made)
 
 
-def _copy_uncompressed(data: Buffer, out: memoryview) -> ByteCount:
+def _copy_uncompressed(data: Buffer, out: memoryview) -> int:
     out[: len(data)] = data
     return len(data)
 
 
-def _compress_lz4(data: memoryview, out: memoryview) -> ByteCount:
+def _compress_lz4(data: memoryview, out: memoryview) -> int:
     # Kafka's reader refuses linked blocks, so each is compressed by itself.
     out[:LZ4_HEADER_BYTES] = LZ4_HEADER
     at = LZ4_HEADER_BYTES
@@ -179,7 +177,7 @@ def _compress_lz4(data: memoryview, out: memoryview) -> ByteCount:
     return at + 4
 
 
-def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> ByteCount:
+def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> int:
     compress_body, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
     out[:at] = XERIAL_HEADER
     for start in range(0, len(data), XERIAL_BLOCK):
@@ -260,7 +258,7 @@ def _decompress_snappy(data: memoryview, out: GrowingByteBuffer, max_decompresse
         position += length
 
 
-def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> ByteCount:
+def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> int:
     """Raises CodecError if the size exceeds ``max_block_bytes``; ``max_bytes`` is for the message."""
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > max_block_bytes:

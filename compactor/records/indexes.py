@@ -11,7 +11,6 @@ import numpy.typing as npt
 from compactor.errors import BadData
 from compactor.kernels.jit import kernel
 from compactor.model.plan import MAX32
-from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import BatchTable, Int64s
 
 OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
@@ -79,7 +78,7 @@ def _select_index_entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> str:
     """Return why the bytes cannot be the offset index of these batches; empty if they can."""
     if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -95,7 +94,7 @@ def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable
     return ""
 
 
-def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> str:
     """Return why the bytes cannot be the time index of these batches; empty if they can. With an invalid index, a reader that seeks a
     timestamp would begin after the first matching record.
     """

@@ -17,7 +17,6 @@ from bloom.sidecar import BATCH_RUNS, MARKERS, ProducerRunOrMarkerTable
 from compactor.errors import BadData
 from compactor.kernels.common import NO_HORIZON, Flags, Int32s
 from compactor.kernels.jit import kernel
-from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 ENTRY: Final = np.dtype(
@@ -263,7 +262,7 @@ def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMark
     )
 
 
-def reason_to_read_markers(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
+def reason_to_read_markers(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> str:
     """Return why a segment must be read because of its markers; empty if it need not. A discardable marker makes it due if it has no delete
     horizon, because it gets one, or if its horizon has passed, because it is removed.
     :param batches: the segment's own, or those rebuilt from its sidecar.

@@ -24,7 +24,7 @@ from compactor.local.budget import DiskBudget
 from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey
 from compactor.records.producers import ProducerStates
 from compactor.round.drive import RemoteEngine, RoundResult, run_round
@@ -230,7 +230,7 @@ class PartitionRound:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> str:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
@@ -240,7 +240,7 @@ class PartitionRound:
             return "the settings have changed since it was planned"
         return self._round_too_old_problem(intent)
 
-    def _round_too_old_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def _round_too_old_problem(self, intent: RoundIntent) -> str:
         ports = self._context.ports
         # Brokers expire no segment behind an open round's new ones until these are published.
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:

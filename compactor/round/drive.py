@@ -22,7 +22,7 @@ from compactor.control.state import PartitionState, RoundIntent, RoundStage, Rou
 from compactor.errors import BadData, CompactorError, Fenced, NotFound, OutOfBudget, Refused, StoreError, bug_reason
 from compactor.model.ids import RoundStatus, RunHistoryStatus
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, KeylessRecords, KeylessRecordsRefused
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round import mirroring
 from compactor.round.plan import PlanInputs
 from compactor.round.ports import (
@@ -430,10 +430,10 @@ def _run_unexpired_pending_tasks(
     return None
 
 
-def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
+def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: BrokerExpiredSegmentCache) -> str:
     """Return why an object of the round's new segments differs from what was recorded. Groups that brokers have expired are not checked."""
 
-    def first_damaged_output_problem() -> ReasonOrEmpty:
+    def first_damaged_output_problem() -> str:
         tasks = {task.group: task for task in intent.plan.tasks}
         outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.is_task_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)

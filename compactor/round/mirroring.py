@@ -21,7 +21,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, BlockedCause, NotFound, Refused
 from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import BrokerView
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.tier.contents import read_verified_file
 from compactor.tier.ports import SegmentLayout
@@ -40,7 +40,7 @@ def broker_log_start_offset(ports: EnvironmentPorts, partition: TopicPartition) 
     return max(0, ports.broker_log_start(partition)) if ports.broker_log_start is not None else 0
 
 
-def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
+def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> str:
     """Return why the open round cannot go on; empty: it can. It cannot if brokers no longer serve one of its sources with the same offsets
     as when it was planned. Expired sources do not stop it, unless a pending group has lost only some of its sources.
     """

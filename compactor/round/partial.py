@@ -36,7 +36,7 @@ from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import FirstAndEndBatch, Flags
-from compactor.model.segment import Balance, CountAndDigestSum, ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import Balance, CountAndDigestSum, RemoteLogSegmentMetadata
 from compactor.records.batches import (
     EMPTIED,
     HORIZON,
@@ -147,7 +147,7 @@ def min_copy_bytes(copy_limits: CopyLimits) -> int:
 
 def whole_read_reason(
     segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, dirty_key_count: int, copy_limits: CopyLimits | None
-) -> ReasonOrEmpty:
+) -> str:
     """Return why a clean segment must be read completely, judged without its key directory; empty: a part may be enough.
 
     :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.

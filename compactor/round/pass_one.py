@@ -31,10 +31,9 @@ from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
+from compactor.kernels.common import KEY_BYTES, Hashes
 from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_blocks
 from compactor.model.plan import raise_if_keyless
-from compactor.model.segment import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producers import reason_to_read_markers
@@ -130,9 +129,7 @@ class SurvivorScanResult:
         return self.gate
 
     @contextmanager
-    def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
-    ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
+    def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Yield a segment, or its part to read, with the outcomes of transactions for its batches. Raises BadData, StoreError, OutOfBudget,
         WholeSegmentReadNeededError.
         """
@@ -151,7 +148,7 @@ class SurvivorScanResult:
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
-    def part_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
+    def part_of_segment(self, ordinal: int) -> SegmentPartToRead | None:
         """Return the part that is read while the store copies the rest; None if all of it is read."""
         return self.opened_sources.parts.get(ordinal)
 
@@ -312,7 +309,7 @@ def _scan_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, par
 
         survivors = KeyScanSpillingToDisk(_key_scan_parameters(scan_inputs, cleaned_chunk_cache, gate), None, open_disk_map, part_count)
         scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, cleaned_chunk_cache, space)
-        decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar] | None = None
+        decisions: Mapping[int, SegmentReadDecisionFromSidecar] | None = None
         answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
@@ -417,7 +414,7 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
         scan.gate.compute_txn_outcomes(job.opened.sources)
 
 
-def _decide_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, SegmentReadDecisionFromSidecar]:
+def _decide_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[int, SegmentReadDecisionFromSidecar]:
     """Return the decision that each clean segment's sidecar allows, by position; only for the segments to read if a resumed plan states
     them.
 
@@ -441,7 +438,7 @@ def _decide_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) 
     return found
 
 
-def _transaction_reason(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
+def _transaction_reason(scan_inputs: _SurvivorScanInputs, ordinal: int) -> str:
     verdicts = scan_inputs.opened.verdicts[ordinal]
     return reason_to_read_markers(
         scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
@@ -449,7 +446,7 @@ def _transaction_reason(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdina
 
 
 def _ask_filters(
-    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: Mapping[int, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Ask the filters of clean segments about the dirty keys of this part of the key space, and add the answers. If keys are on disk, also
     read the clean segments that may contain one of these keys.
@@ -472,7 +469,7 @@ def _ask_filters(
 
 
 def _choose_partial_reads(
-    scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: dict[int, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. ``decisions`` is changed in place.
 
@@ -485,7 +482,7 @@ def _choose_partial_reads(
         return answers
     copies, opened = job.reading.staging.layout.log_file_copy_limits, job.opened
 
-    def has_usable_directory(ordinal: SegmentOrdinal, decision: SegmentReadDecisionFromSidecar) -> bool:
+    def has_usable_directory(ordinal: int, decision: SegmentReadDecisionFromSidecar) -> bool:
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
@@ -515,7 +512,7 @@ def _choose_partial_reads(
     return replace(answers, met=met)
 
 
-def _filter_matches(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[SegmentOrdinal, str]:
+def _filter_matches(scan: _SurvivorScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
         return {}
@@ -531,7 +528,7 @@ def _filter_matches(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdina
 
 def _build_survivor_scan_result(
     scan: _SurvivorScanAttempt,
-    decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar],
+    decisions: Mapping[int, SegmentReadDecisionFromSidecar],
     answers: BloomFilterAnswers,
     scan_count: int,
 ) -> SurvivorScanResult:

@@ -37,12 +37,11 @@ from compactor.cleaner.source import (
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import TimestampMs
 from compactor.errors import CannotCopy, CopyDiffers
-from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import BLOCK, DiskReservationExceeded, DiskSpaceReservation
 from compactor.local.staging import StagingFolder, rewrite_disk_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import FILE_KINDS, Balance, CountAndDigestSum, ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import FILE_KINDS, Balance, CountAndDigestSum, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import BatchTable, copy_batch_headers, sha256_of_batch_headers
@@ -117,7 +116,7 @@ def upload_segment(
     sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
     broker_log_start: int,
-) -> tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]:
+) -> tuple[RemoteLogSegmentMetadata, str]:
     """Upload a new segment under its announced id, after informing the publisher. Return its metadata, and why the layout refused the
     upload; empty: it did not.
 
@@ -355,13 +354,13 @@ class SurvivorScanResultsForRewrite(Protocol):
     def sources(self) -> Sequence[SourceSegment]: ...
 
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
+        self, ordinal: int, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Yield a segment's bytes and the outcomes of transactions for its batches; only a part if ``part_of_segment`` returns one.
         Raises BadData, StoreError, OutOfBudget, and WholeSegmentReadNeededError if the part proves not to be enough.
         """
 
-    def part_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
+    def part_of_segment(self, ordinal: int) -> SegmentPartToRead | None:
         """Return the part of a segment that ``open_segment`` opens; None if it opens all of it."""
 
 
@@ -431,7 +430,7 @@ class PlanExecution:
             self._update_round_costs()
 
     def _rewrite_with_reserved_disk(
-        self, task: CompactionTask, source_ordinals: tuple[SegmentOrdinal, ...], reservation: DiskSpaceReservation, folder: Path
+        self, task: CompactionTask, source_ordinals: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
     ) -> RewrittenGroup:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
@@ -463,7 +462,7 @@ class PlanExecution:
         reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.split_off_used(), balance, part)
 
-    def _part_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
+    def _part_of_group(self, source_ordinals: Sequence[int]) -> SegmentPartToRead | None:
         return self._answers.part_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
@@ -569,7 +568,7 @@ class PlanExecution:
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
 
-    def _read_leader_epoch_checkpoint(self, ordinal: SegmentOrdinal) -> bytes:
+    def _read_leader_epoch_checkpoint(self, ordinal: int) -> bytes:
         """The checkpoint is not fetched if its recorded digest equals that of the one computed from the segments' epochs."""
         segment, kind = self._live[ordinal], "leader-epoch-checkpoint"
         known: dict[int, EpochEntry] = {}

@@ -22,7 +22,7 @@ from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch, Of
 from compactor.control.log_start import segments_removable_below
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary, SegmentMetadataOrSummary
-from compactor.kernels.common import KEY_BYTES, SegmentOrdinal
+from compactor.kernels.common import KEY_BYTES
 from compactor.model.plan import (
     MAX32,
     ActiveProducer,
@@ -33,7 +33,7 @@ from compactor.model.plan import (
     SegmentToRead,
     SkippedSegment,
 )
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.ports import CleanSegmentVerdicts, Stats, estimate_record_count
 from compactor.storage.schemes import GIB
 
@@ -217,7 +217,7 @@ FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def spark_reason(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
+def spark_reason(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
     """Return why a due round goes to the Spark cluster of [spark] master under ``map_engine = "auto"``; empty: this process does it."""
     if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
         return ""
@@ -313,9 +313,7 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
     return replace(found, due=due, reason=reason)
 
 
-def _end_of_range(
-    state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
-) -> tuple[int, ReasonOrEmpty]:
+def _end_of_range(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
     """Return the end of a round's range (exclusive), and why it is not the log's end (empty: it is). It is a segment boundary and never
     below ``first_dirty_offset``.
     """
@@ -338,7 +336,7 @@ def _end_of_range(
 
 def _decide_due(
     assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
-) -> tuple[bool, ReasonOrEmpty]:
+) -> tuple[bool, str]:
     dirty, ratio = assessment.dirty, assessment.dirty_ratio
     late = [s for s in dirty if 0 < s.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms]
     if dirty and ignore_dirty_ratio:
@@ -465,7 +463,7 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id:
     )
 
 
-def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[SegmentOrdinal]:
+def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
     """Return the positions of the segments in which a leader epoch begins. Each of them must be the first segment of its group.
 
     Brokers look up each epoch separately. If an epoch began inside a group, readers would get that epoch's part of the new segment before
@@ -475,7 +473,7 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
+def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[int]:
     return frozenset(
         range(
             1,

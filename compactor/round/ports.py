@@ -18,7 +18,6 @@ from compactor.control.state import PartitionState, RoundIntent, RoundStage, Run
 from compactor.control.summary import SegmentMetadataOrSummary
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords
-from compactor.model.segment import ReasonOrEmpty
 from compactor.tier.sidecars import SidecarHead
 
 OVERDUE: Final = "overdue"
@@ -117,7 +116,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def is_round_due(self, state: PartitionState) -> bool:
         """Return whether a round is due. Cheap, and needs no leadership. Raises BadData."""
 
-    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> str:
         """Return why this process cannot resume an open round (other settings, other versions, too old); empty: it can."""
 
     def retention_log_start(self, state: PartitionState) -> int | None:
@@ -295,7 +294,7 @@ class SegmentReadDecisionFromSidecar:
     for_keys: bool = False
 
 
-def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
+def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> str:
     """Return why a segment must be read if its delete horizon has passed; empty: it has not."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 

@@ -22,11 +22,10 @@ from compactor.control.ordering import round_restoration_problem
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RoundStage
 from compactor.errors import UsageError
-from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.plan import MAX32, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import verify_crcs_of_batches
 from compactor.records.encode import BalanceDigestKey, encode_filler_batch, segment_digest_sum
 from compactor.records.indexes import TXN_ENTRY, encode_indexes
@@ -61,7 +60,7 @@ def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore
     ]
 
 
-def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
+def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> str:
     """Return why these groups cannot be restored by copying; empty: they can."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
@@ -86,7 +85,7 @@ class RoundUndoingEarlierRun:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def round_resumption_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
+    def round_resumption_problem(self, intent: RoundIntent) -> str:
         plan, own = intent.plan, versions_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
@@ -227,7 +226,7 @@ class RoundUndoingEarlierRun:
 
 
 def _concatenate_batches(
-    reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
+    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
     """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their
     transaction indexes, as they are in one file.

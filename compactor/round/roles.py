@@ -12,7 +12,6 @@ from compactor.cleaner.retention import RetentionRules, TransactionVerdicts, tra
 from compactor.cleaner.rewrite import NO_BYTES, substitute_segment, verdicts_from_substitute
 from compactor.cleaner.source import SourceSegment
 from compactor.errors import BadData
-from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskSpaceReservation, round_up_to_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
@@ -71,7 +70,7 @@ class SegmentRoles:
             heads=sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
         )
 
-    def sidecar_head(self, ordinal: SegmentOrdinal) -> SidecarHead:
+    def sidecar_head(self, ordinal: int) -> SidecarHead:
         return self.heads[self.live[ordinal].id]
 
     @property
@@ -104,7 +103,7 @@ class RoundSourceSegments:
         self._opened: set[int] = set()
 
     @contextmanager
-    def memory_map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
+    def memory_map_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment with its bytes and batch headers; only a part if it is read in part. Raises BadData, StoreError, OutOfBudget,
         WholeSegmentReadNeededError.
 
@@ -131,18 +130,18 @@ class RoundSourceSegments:
             self._opened.add(ordinal)
             yield source
 
-    def restrict_segment_to_part(self, ordinal: SegmentOrdinal, part_to_read: SegmentPartToRead) -> None:
+    def restrict_segment_to_part(self, ordinal: int, part_to_read: SegmentPartToRead) -> None:
         """Read only a part of a segment from now on. The transaction verdicts must be computed before."""
         self.parts[ordinal] = part_to_read
         self.sources[ordinal], self.verdicts[ordinal] = part_to_read.whole, part_to_read.whole_verdicts
         self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_to_read
         self._opened.add(ordinal)
 
-    def is_segment_open(self, ordinal: SegmentOrdinal) -> bool:
+    def is_segment_open(self, ordinal: int) -> bool:
         """Return whether the segment was opened, so that its batch headers are known without its sidecar."""
         return ordinal in self._opened
 
-    def load_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
+    def load_batch_headers(self, ordinal: int, reservation: DiskSpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.memory_map_segment(ordinal, reservation):
@@ -154,7 +153,7 @@ class RoundSourceSegments:
         self.folded = True
 
 
-def _substitute_segment(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
+def _substitute_segment(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
     """Return the batch headers in a segment's sidecar as a segment; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)

@@ -16,7 +16,6 @@ from compactor.config.settings import CleanerSettings
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
-from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation, spool_folder
 from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
@@ -121,7 +120,7 @@ class StagedSegmentReader:
 
     @contextmanager
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, include_txn_index: bool = True
+        self, ordinal: int, reservation: DiskSpaceReservation | None = None, *, include_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
         """Yield a segment with its batch headers. Its bytes can be read while the block runs. Raises BadData, StoreError, OutOfBudget.
 
@@ -155,13 +154,13 @@ class StagedSegmentReader:
             finally:
                 source.buf = NO_BYTES
 
-    def object_key_of_log(self, ordinal: SegmentOrdinal) -> str:
+    def object_key_of_log(self, ordinal: int) -> str:
         return self.object_key(self.live[ordinal], "log")
 
     def object_key(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> str:
         return self.staging.layout.object_name(self.partition, metadata, file_kind)
 
-    def log_file_to_stage(self, ordinal: SegmentOrdinal) -> FileToStage:
+    def log_file_to_stage(self, ordinal: int) -> FileToStage:
         """Return a segment's log, or those ranges of it that are read."""
         return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 

@@ -20,11 +20,11 @@ def register(spark: SparkSession) -> None:
     from compactor.features.spark.session import require_supported_pyspark
 
     require_supported_pyspark()
-    _run_workers_with_this_python()
+    _use_this_python()
     spark.dataSource.register(KafkaTieredSource)
 
 
-def _run_workers_with_this_python() -> None:
+def _use_this_python() -> None:
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context  # None with Spark Connect, whose server chooses the Python

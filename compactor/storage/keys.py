@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 
 from compactor.errors import Refused
-from compactor.model.segment import ReasonOrEmpty
 
 RESERVED = ".object-store"
 """Folder in which a directory store keeps staged files and metadata. Not allowed as part of a key, and never listed."""
@@ -22,7 +21,7 @@ _METADATA_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
-def object_key_component_problem(part: str) -> ReasonOrEmpty:
+def object_key_component_problem(part: str) -> str:
     """Return why ``part`` cannot stand between two slashes of a key, or an empty string."""
     if not part:
         return "has an empty part"
@@ -35,7 +34,7 @@ def object_key_component_problem(part: str) -> ReasonOrEmpty:
     return ""
 
 
-def object_key_problem(key: str) -> ReasonOrEmpty:
+def object_key_problem(key: str) -> str:
     """Return why this text cannot be a key, or an empty string."""
     faults = [fault for part in key.split("/") if (fault := object_key_component_problem(part))]
     if faults:

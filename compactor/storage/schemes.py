@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
-from compactor.model.segment import ReasonOrEmpty
 from compactor.storage.keys import MAX_KEY_BYTES, object_key_problem
 
 NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
@@ -238,7 +237,7 @@ def store_kind(url: str) -> StoreKind:
     return DIRECTORY
 
 
-def url_problem(url: str) -> ReasonOrEmpty:
+def url_problem(url: str) -> str:
     """Return why this text is not a valid store URL, or an empty string. Plain paths are not URLs."""
     scheme, _, rest = url.partition("://")
     kind = store_kind_of_scheme(url)

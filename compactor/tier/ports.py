@@ -19,8 +19,6 @@ from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ComposeSource, CopyLimits
 
-SegmentCount = int
-
 
 class SegmentRef(Protocol):
     """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStartOffset and
@@ -247,9 +245,7 @@ class SegmentPublisher(Protocol):
         a tier whose readers use the control log alone: objects of other segments are orphans.
         """
 
-    def withdraw_unknown_segments(
-        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> SegmentCount:
+    def withdraw_unknown_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         """Withdraw the ``find_unknown_segments``, and return their number. Live segments that brokers stopped reading because of them
         are made readable again first.
         """
@@ -344,9 +340,7 @@ class ControlLogPublisher:
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
         return None
 
-    def withdraw_unknown_segments(
-        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> SegmentCount:
+    def withdraw_unknown_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         return 0
 
 

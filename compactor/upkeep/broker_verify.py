@@ -26,7 +26,7 @@ from compactor.errors import BadData, NotFound, Refused
 from compactor.local.budget import spool_folder
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, segment_lineage, uuid_bytes
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentState
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable
 from compactor.records.indexes import parse_txn_index
 from compactor.tier.contents import download_segment_file
@@ -384,7 +384,7 @@ class _SegmentContentChecker:
             paths[kind] = path
         return paths
 
-    def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> ReasonOrEmpty:
+    def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> str:
         """Check that the transaction index has all aborted transactions and no invalid entry."""
         expected = self._abort_markers(source)
         try:

@@ -24,7 +24,6 @@ from compactor.control.publication import raise_log_start
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import PUBLISHING, RoundStatus, RunHistoryStatus, TopicPartition
-from compactor.model.segment import ReasonOrEmpty
 from compactor.round.drive import run_round_as_leader, settle_intent
 from compactor.round.mirroring import record_broker_segments
 from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
@@ -218,7 +217,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     return OrphanPurgeReport(deleted, kept)
 
 
-def _reason_to_keep(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
+def _reason_to_keep(listed: Orphan, current: Orphan | None, min_age_ms: int) -> str:
     """:param current: the object as an orphan now, if it still is one."""
     if current is None:
         return "metadata names it now, or it was deleted"

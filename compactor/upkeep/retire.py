@@ -50,7 +50,6 @@ LEAST_AGE_MS = 3_600_000
 
 _CONTROL_PREFIXES: Final = ("catalog/", "partitions/", "probe/")
 _PROBES: Final = ".tiered-compactor/probe/"
-ObjectUrl = str
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class TierUpload:
     due: bool
 
     @property
-    def object_url(self) -> ObjectUrl:
+    def object_url(self) -> str:
         return f"{self.store.url}/{self.upload.key}"
 
 
@@ -78,7 +77,7 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[TierUpload]:
     return list(found.values())
 
 
-def abort_stale_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
+def abort_stale_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects; none if the credentials forbid listing uploads.
     Raises StoreError.
     """

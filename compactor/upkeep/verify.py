@@ -31,7 +31,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, Refused
 from compactor.local.budget import round_up_to_blocks, spool_folder
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey, segment_digest_sum
 from compactor.records.indexes import offset_index_problem, parse_txn_index, time_index_problem
 from compactor.records.producers import parse_producer_snapshot_file
@@ -128,12 +128,12 @@ def segment_file_problems(
                 yield kind, detail
 
 
-def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
+def _producer_snapshot_problem(snapshot_bytes: bytes) -> str:
     parse_producer_snapshot_file(snapshot_bytes, "snapshot")
     return ""
 
 
-def _epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
+def _epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> str:
     """Brokers drop epochs that end before the log start, and let the epoch that contains it begin there."""
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
@@ -408,7 +408,7 @@ class _SegmentVerifier(NamedTuple):
         return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)
 
 
-def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
+def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
     latest = summarize_timestamps(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
@@ -418,7 +418,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
     return ""
 
 
-def _digest_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> ReasonOrEmpty:
+def _digest_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> str:
     """Return no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""

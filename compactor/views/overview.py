@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.control.logs import open_partition_log
-from compactor.control.state import PartitionState, RuleViolationOrEmpty, RunHistoryEntry
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError, UsageError
 from compactor.local.cache import ControlLogReadProgress
@@ -90,7 +90,7 @@ def search_run(
     return None
 
 
-def undo_refusal(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
+def undo_refusal(state: PartitionState, run_id: str) -> str:
     """Return why `undo` would refuse this run now, or an empty string. For information: ``control.ordering`` decides again."""
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"

@@ -169,7 +169,7 @@ def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerCl
     assert first.error() is None
     assert (first.topic(), first.partition(), first.key(), first.value()) == (*rig.name, b"k", b"3")
     assert (first.headers(), first.timestamp(), first.leader_epoch()) == ([("h", b"v")], (1, FIRST_MS + 3), 0)
-    assert log.log_start_and_end_offset(rig.name) == LogStartAndEndOffset(0, 15)
+    assert log.offset_bounds(rig.name) == LogStartAndEndOffset(0, 15)
     rig.put([15, 16])
     assert offsets(fetched(log, 16)) == [15, 16]
 
@@ -192,7 +192,7 @@ def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerClient, b
     rig.delete_below(5)
     log.start_reading_from({rig.name: 2})
     assert out_of_range(log) == [rig.name]
-    assert log.log_start_and_end_offset(rig.name) == LogStartAndEndOffset(5, 15)
+    assert log.offset_bounds(rig.name) == LogStartAndEndOffset(5, 15)
     rig.put([15])
     assert_quiet(log)
     log.start_reading_from({rig.name: 40})

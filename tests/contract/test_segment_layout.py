@@ -22,7 +22,7 @@ from compactor.adapters.brokers.kafka_local import KafkaLocalLayout
 from compactor.config.settings import AivenSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
-from compactor.features.pinterest.layout import PinterestLayout, PinterestObjectKeys, segment_id_from_base_offset
+from compactor.features.pinterest.layout import PinterestLayout, PinterestObjectKeys, derive_segment_id
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import verified_header_digest
@@ -121,7 +121,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
 
 def pinterest(store: ObjectStore, scratch: Path) -> Rig:
     layout = PinterestLayout(store, PinterestObjectKeys("prod", entropy_bits=7))
-    return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=segment_id_from_base_offset)
+    return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=derive_segment_id)
 
 
 @cache

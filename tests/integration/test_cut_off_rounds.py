@@ -11,7 +11,7 @@ import pytest
 
 from compactor.access.rounds import compact
 from compactor.control.state import RoundStage
-from compactor.features.iceberg.plan import end_offset_of_unfinished_round
+from compactor.features.iceberg.plan import unfinished_round_end
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
@@ -50,4 +50,4 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
     assert report.reason.startswith("brokers had deleted what 1 of " if deleted else "")
     assert bool(report.reason) is bool(deleted)
     # A table of the last values waits until a round has cleaned as far as this one would have.
-    assert end_offset_of_unfinished_round(state) == (plans[0].next_dirty_offset if deleted else -1)
+    assert unfinished_round_end(state) == (plans[0].next_dirty_offset if deleted else -1)

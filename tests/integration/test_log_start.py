@@ -17,7 +17,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.control.publication import undo_round
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
-from compactor.features.erasure.partition import KeySearchRequest, survey_objects_holding_keys
+from compactor.features.erasure.partition import KeySearchRequest, survey_partition
 from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import read_record_blocks
@@ -261,7 +261,7 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     raised(tier, 6)
 
     def held(key: bytes) -> list[str]:
-        holders = survey_objects_holding_keys(tier, NAME, KeySearchRequest((key,), NOW_MS)).holders
+        holders = survey_partition(tier, NAME, KeySearchRequest((key,), NOW_MS)).holders
         return sorted({holder.object.split("/")[1][:20].lstrip("0") for holder in holders if holder.what != "keyed hash"})
 
     assert (held(b"d"), held(b"b")) == ([""], ["", "5"]), "d=4 is in a removed segment, b=5 in the one that is divided"

@@ -18,7 +18,7 @@ from compactor.control.publication import raise_log_start, undo_round
 from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
-from compactor.features.imports.staged_files import SegmentAddition, add_segments_to_tier_unless_present
+from compactor.features.imports.staged_files import SegmentAddition, add_segments_once
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import run_round, settle_intent
 from compactor.round.plan import find_expired_segments
@@ -176,7 +176,7 @@ class Actors:
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
         tail = (LastImportedBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
-        add_segments_to_tier_unless_present(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
+        add_segments_once(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
         """The broker's log loses its end, most often some of what the tier has."""

@@ -116,7 +116,7 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._queue_next_records_or_return_last_item(turn)
+                item = feed._prefetch_turn(turn)
             except LogChanged:
                 feed._requeue_partition(turn)
                 continue

@@ -98,7 +98,7 @@ def closed_imports_count() -> Iterator[None]:
 @contextmanager
 def cut_before_checks() -> Iterator[None]:
     """The tier is cut first; what takes the place of its end is read and checked by the import that follows."""
-    with patch.object(_DirectoryImport, "_check_file_parts_of_branch", lambda self, branch, state, offset: []):
+    with patch.object(_DirectoryImport, "_check_branch", lambda self, branch, state, offset: []):
         yield
 
 
@@ -136,10 +136,7 @@ def in_order(segments: Sequence[SegmentStagedForDeletion], live: BrokerLiveLog) 
 def without_rules(*rules: str) -> Mutation:
     """Staged files are chosen without these rules of transfer/staged_file_rules.py."""
     return together(
-        *(
-            partial(patch.object, staged_file_rules, rule, in_order if rule == "longest_chain_to_live_log" else lambda *_: "")
-            for rule in rules
-        )
+        *(partial(patch.object, staged_file_rules, rule, in_order if rule == "longest_chain" else lambda *_: "") for rule in rules)
     )
 
 
@@ -152,33 +149,27 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "closed imports count": closed_imports_count,
     "the tier is cut before checks": cut_before_checks,
     "a cut is made where the directory begins in an unknown epoch": lambda: patch.object(
-        Divergence, "require_equal_records_before_divergence", lambda *_, **__: []
+        Divergence, "require_equal_records", lambda *_, **__: []
     ),
-    "epochs that begin in a gap are compared": lambda: patch.object(
-        seam, "first_stored_offset_at_or_after", lambda state, offset, stored: offset
-    ),
+    "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_stored_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "signs of a cleaner are not noticed": lambda: patch.object(import_, "find_cleaning_signs", lambda sources: []),
     "divergence is not noticed": divergence_not_noticed,
-    "staged files are not taken": lambda: patch.object(import_, "listing_with_files_staged_for_deletion", lambda found, *_: found),
-    "staged files need not lead to the live log": without_rules("longest_chain_to_live_log"),
-    "staged files need not lie below the live log": without_rules(
-        "longest_chain_to_live_log", "segment_not_below_live_log_problem", "segment_replaced_by_live_file_problem"
-    ),
-    "staged files need not continue the tier": without_rules("chain_not_continuing_tier_problem"),
-    "staged files may have any leader epoch": without_rules("chain_epochs_contradict_tier_problem"),
-    "staged files go with a cleaned log": without_rules("live_log_cleaned_by_broker_problem"),
+    "staged files are not taken": lambda: patch.object(import_, "listing_with_staged_files", lambda found, *_: found),
+    "staged files need not lead to the live log": without_rules("longest_chain"),
+    "staged files need not lie below the live log": without_rules("longest_chain", "not_below_problem", "replaced_problem"),
+    "staged files need not continue the tier": without_rules("gap_problem"),
+    "staged files may have any leader epoch": without_rules("epochs_problem"),
+    "staged files go with a cleaned log": without_rules("cleaned_log_problem"),
     "staged files need no leadership": leadership_not_compared,
-    "staged files need neither leadership nor epochs": together(
-        leadership_not_compared, without_rules("chain_epochs_contradict_tier_problem")
-    ),
+    "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("epochs_problem")),
     "staged files need nothing": together(
         leadership_not_compared,
         without_rules(
-            "longest_chain_to_live_log",
-            "segment_not_below_live_log_problem",
-            "chain_epochs_contradict_tier_problem",
-            "chain_not_continuing_tier_problem",
+            "longest_chain",
+            "not_below_problem",
+            "epochs_problem",
+            "gap_problem",
         ),
     ),
 }

@@ -93,7 +93,7 @@ class PlainBroker:
         self.handed_out += len(mine)
         return FetchResult(mine)
 
-    def log_start_and_end_offset(self, name: TopicPartition) -> LogStartAndEndOffset:
+    def offset_bounds(self, name: TopicPartition) -> LogStartAndEndOffset:
         return LogStartAndEndOffset(self.start, consumed(self.batches, committed=self.committed)[1] if self.batches else self.start)
 
     def topic_id(self, name: TopicPartition) -> TopicId:

@@ -49,7 +49,7 @@ class HereCluster:
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def create_rdd_with_task_per_item(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def rdd_of_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
     def shuffle_answers_to_targets(

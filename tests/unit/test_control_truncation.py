@@ -17,7 +17,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.control.publication import delete_partition, undo_round
 from compactor.control.records import LastImportedBatch, SegmentsPrepended, TailTruncated
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.features.imports.staged_files import SegmentAddition, add_segments_to_tier_unless_present
+from compactor.features.imports.staged_files import SegmentAddition, add_segments_once
 from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
@@ -174,13 +174,13 @@ class TestTruncation:
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
         arrival = SegmentAddition((EpochEntry(LeaderEpoch(0), Offset(0)),))
-        assert add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
+        assert add_segments_once(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         record_tail_truncation(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
         assert actor.state().end_offset == last.end_offset
-        assert add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
+        assert add_segments_once(actor.ports, actor.log, again, arrival)
         assert actor.state().end_offset == whole.end_offset
-        assert not add_segments_to_tier_unless_present(actor.ports, actor.log, again, arrival)
+        assert not add_segments_once(actor.ports, actor.log, again, arrival)
 
     def test_a_cut_below_the_cleaner_offset_needs_an_accepted_loss(self, play: Play) -> None:
         play.importing(5)

@@ -17,13 +17,13 @@ from compactor.features.imports.staged_files import (
     SegmentStagedForDeletion,
     StagedFileChoice,
     TierEnd,
-    chain_epochs_contradict_tier_problem,
-    chain_not_continuing_tier_problem,
     choose_staged_files,
-    live_log_cleaned_by_broker_problem,
-    longest_chain_to_live_log,
-    segment_not_below_live_log_problem,
-    segment_replaced_by_live_file_problem,
+    cleaned_log_problem,
+    epochs_problem,
+    gap_problem,
+    longest_chain,
+    not_below_problem,
+    replaced_problem,
 )
 
 
@@ -55,28 +55,28 @@ def test_an_empty_staged_file_is_passed_over() -> None:
 
 
 def test_a_file_whose_base_is_live_was_replaced() -> None:
-    assert segment_replaced_by_live_file_problem(SECOND, BrokerLiveLog((40, 80)))
-    assert not segment_replaced_by_live_file_problem(SECOND, LIVE)
+    assert replaced_problem(SECOND, BrokerLiveLog((40, 80)))
+    assert not replaced_problem(SECOND, LIVE)
 
 
 def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
-    assert not segment_not_below_live_log_problem(SECOND, LIVE)
-    assert segment_not_below_live_log_problem(SegmentStagedForDeletion(60, 70), BrokerLiveLog((40, 80)))
-    assert segment_not_below_live_log_problem(SegmentStagedForDeletion(50, 60), LIVE)
+    assert not not_below_problem(SECOND, LIVE)
+    assert not_below_problem(SegmentStagedForDeletion(60, 70), BrokerLiveLog((40, 80)))
+    assert not_below_problem(SegmentStagedForDeletion(50, 60), LIVE)
 
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
     other = SegmentStagedForDeletion(30, 39)
-    assert longest_chain_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
-    assert longest_chain_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
-    assert longest_chain_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
-    assert longest_chain_to_live_log([FIRST], LIVE) == ()
+    assert longest_chain([FIRST, SECOND], LIVE) == (FIRST, SECOND)
+    assert longest_chain([FIRST, other, SECOND], LIVE) == (SECOND,)
+    assert longest_chain([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
+    assert longest_chain([FIRST], LIVE) == ()
 
 
 def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
-    assert not chain_not_continuing_tier_problem([FIRST, SECOND], replace(TIER, position=20))
-    assert chain_not_continuing_tier_problem([FIRST, SECOND], replace(TIER, position=19))
-    assert not chain_not_continuing_tier_problem([FIRST, SECOND], TierEnd(None))
+    assert not gap_problem([FIRST, SECOND], replace(TIER, position=20))
+    assert gap_problem([FIRST, SECOND], replace(TIER, position=19))
+    assert not gap_problem([FIRST, SECOND], TierEnd(None))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_epochs_fit_the_tier_and_the_first_live_batch(
     epochs: tuple[tuple[int, int], ...], live: int, tier: tuple[tuple[int, int], ...], fits: bool
 ) -> None:
     chain = [SegmentStagedForDeletion(20, 59, lineage(*epochs))]
-    assert bool(chain_epochs_contradict_tier_problem(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
+    assert bool(epochs_problem(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
 
 
 def test_a_live_log_that_was_cleaned_later_may_lack_tombstones_for_what_is_staged() -> None:
     cleaned = replace(LIVE, cleaned=60)
-    assert live_log_cleaned_by_broker_problem([FIRST, SECOND], cleaned, TIER)
-    assert not live_log_cleaned_by_broker_problem([FIRST, SECOND], cleaned, replace(TIER, position=60))
-    assert not live_log_cleaned_by_broker_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
+    assert cleaned_log_problem([FIRST, SECOND], cleaned, TIER)
+    assert not cleaned_log_problem([FIRST, SECOND], cleaned, replace(TIER, position=60))
+    assert not cleaned_log_problem([FIRST, SECOND], replace(LIVE, cleaned=20), TierEnd(None))
 
 
 def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_reached() -> None:
@@ -116,22 +116,22 @@ def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_rea
 
 
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
-    "segment_replaced_by_live_file_problem": lambda *_: "",
-    "segment_not_below_live_log_problem": lambda *_: "",
-    "longest_chain_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
-    "chain_not_continuing_tier_problem": lambda *_: "",
-    "chain_epochs_contradict_tier_problem": lambda *_: "",
-    "live_log_cleaned_by_broker_problem": lambda *_: "",
+    "replaced_problem": lambda *_: "",
+    "not_below_problem": lambda *_: "",
+    "longest_chain": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
+    "gap_problem": lambda *_: "",
+    "epochs_problem": lambda *_: "",
+    "cleaned_log_problem": lambda *_: "",
 }
 """Each rule as it is when it is dropped."""
 
 REFUSED: dict[str, tuple[list[SegmentStagedForDeletion], BrokerLiveLog, TierEnd]] = {
-    "segment_replaced_by_live_file_problem": ([SegmentStagedForDeletion(60, 70)], LIVE, TIER),
-    "segment_not_below_live_log_problem": ([SegmentStagedForDeletion(40, 65)], LIVE, TIER),
-    "longest_chain_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
-    "chain_not_continuing_tier_problem": ([SECOND], LIVE, TIER),
-    "chain_epochs_contradict_tier_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
-    "live_log_cleaned_by_broker_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
+    "replaced_problem": ([SegmentStagedForDeletion(60, 70)], LIVE, TIER),
+    "not_below_problem": ([SegmentStagedForDeletion(40, 65)], LIVE, TIER),
+    "longest_chain": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
+    "gap_problem": ([SECOND], LIVE, TIER),
+    "epochs_problem": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
+    "cleaned_log_problem": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),
 }
 """Files that this rule refuses."""
 

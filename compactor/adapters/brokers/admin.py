@@ -20,7 +20,6 @@ from compactor.adapters.brokers.topic import uuid_to_bytes
 from compactor.adapters.kafka_client import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka
 from compactor.constants import LeaderEpoch
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
-from compactor.model.segment import ReasonOrEmpty
 
 # Minor versions, by the levels of the features that brokers report (KIP-584). Settings cannot tell them: one of a later minor is unknown.
 
@@ -414,7 +413,7 @@ def topic_settings_command(topic: str, values: Mapping[str, str], bootstrap_serv
     return kafka_tool_command("kafka-configs", f"--alter --topic {topic} --add-config {changes}", bootstrap_servers)
 
 
-def metadata_topic_problem(topic: TopicDescription, bootstrap_servers: str = "") -> ReasonOrEmpty:
+def metadata_topic_problem(topic: TopicDescription, bootstrap_servers: str = "") -> str:
     """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     unknown = [f"{name} of {topic.topic} is unknown: it must be {value}" for name, value in wanted.items() if name not in topic.settings]

@@ -34,14 +34,14 @@ from compactor.model.remote_log import (
     epoch_start_offsets,
     uuid_text,
 )
-from compactor.model.segment import TRANSITIONS, ReasonOrEmpty, SegmentState
+from compactor.model.segment import TRANSITIONS, SegmentState
 
 _S = SegmentState
 READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
 UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
 
 
-def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
+def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     """Return why this record must not follow the records in ``cache``, or an empty string."""
     return (
         _content_rule_violation(cache, record)
@@ -50,7 +50,7 @@ def record_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry],
     )
 
 
-def _content_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+def _content_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
     # Rules R1 (brokers would stop at the record), R4 (leader epochs do not match the offsets) and R6 (empty segment).
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return "R1: only brokers delete a partition's tier"
@@ -72,7 +72,7 @@ def _content_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecor
     return ""
 
 
-def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
     # Rules R1 (Kafka's state machine forbids it, or custom metadata would be lost) and R3 (not introduced, or deleted already).
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
@@ -91,7 +91,7 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
     return ""
 
 
-def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
+def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     # Rules R3b, R4 and R8: a readable offset would become unreadable, even briefly.
     after = CopyOnWriteMetadataCache(cache)
     message = after.apply_record(record)
@@ -118,7 +118,7 @@ class CopyOnWriteMetadataCache:
         self.cache.finished = dict(cache.finished)
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
-    def apply_record(self, record: MetadataRecord) -> ReasonOrEmpty:
+    def apply_record(self, record: MetadataRecord) -> str:
         """Apply a record to the copy. Return why brokers would ignore it or stop at it, or an empty string."""
         try:
             finding = self.cache.apply_record(record, self.cache.applied + 1)
@@ -236,9 +236,7 @@ def markers_before_finish(
     return made
 
 
-def replacement_refusal(
-    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
-) -> ReasonOrEmpty:
+def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
     """Return why a segment must not be introduced for those that readers find in its offset range, or an empty string.
 
     It must have their offsets and leader epochs (R4), all of which begin in the first of them, no later timestamp (R7), and must not
@@ -272,7 +270,7 @@ def _epochs_read_by_consumers(read_range: SegmentReadRange) -> tuple[EpochEntry,
 
 def source_deletion_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
-) -> ReasonOrEmpty:
+) -> str:
     """Return why the sources (16-byte ids) of a new segment cannot all be deleted once it is finished, or an empty string."""
     after = CopyOnWriteMetadataCache(cache)
     trial = after.cache
@@ -323,7 +321,7 @@ def unfinished_broker_copies(
 
 def finish_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
-) -> ReasonOrEmpty:
+) -> str:
     """Return why COPY_SEGMENT_FINISHED must not follow the markers that this segment needs, or an empty string."""
     trial = CopyOnWriteMetadataCache(cache)
     wanted = [

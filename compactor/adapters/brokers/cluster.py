@@ -33,7 +33,6 @@ from compactor.constants import TopicId
 from compactor.errors import BlockedCause, NotFound, Refused, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import ExistingAndMissingTopicIds, uuid_bytes, uuid_text
-from compactor.model.segment import ReasonOrEmpty
 
 # librdkafka asks for topics by name only. kafka-python asks by id; it is a part of the extra ``kafka``, and is imported on first use.
 
@@ -314,7 +313,7 @@ class ClusterSettingsCheckBeforePublication:
             raise Refused(problem, hint=f"{step}, or take the topic out of topics under [kafka]", cause=BlockedCause.SETTINGS)
 
 
-def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
+def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> str:
     """Return a message about each required setting that is missing or wrong, or an empty string. Under "compact,delete", retention.ms may
     be finite.
     """
@@ -338,7 +337,7 @@ def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_p
     return step + (careful if "compact" in settings.get("cleanup.policy", "") else "")
 
 
-def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
+def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> str:
     """Return why the value of a required topic setting (None: unknown) rules out compaction, or an empty string."""
     wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
     if value is None:

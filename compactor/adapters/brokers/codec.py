@@ -21,7 +21,7 @@ from compactor.model.remote_log import (
     TaggedFields,
     TopicIdPartition,
 )
-from compactor.model.segment import ReasonOrEmpty, SegmentState
+from compactor.model.segment import SegmentState
 
 TOPIC = "__remote_log_metadata"
 SEGMENT_METADATA, SEGMENT_UPDATE, PARTITION_DELETE, SEGMENT_SNAPSHOT = 0, 1, 2, 3
@@ -193,7 +193,7 @@ def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemoteP
     return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
 
 
-def _kafka_constructor_refusal_reason(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
+def _kafka_constructor_refusal_reason(record: RemoteLogSegmentMetadataRecord) -> str:
     if record.start_offset < 0:
         return f"the start offset is {record.start_offset}"
     if record.end_offset < record.start_offset:

@@ -33,7 +33,7 @@ from compactor.model.remote_log import (
 )
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.contents import TopicIdOfPartition
-from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentCount, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
 
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
@@ -216,9 +216,7 @@ class MetadataTopicSegmentPublisher:
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_segments(cache, recorded_ids)]
 
-    def withdraw_unknown_segments(
-        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> SegmentCount:
+    def withdraw_unknown_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
         """Begin the deletion of segments that the control log (``recorded_ids``) does not name, and return their number: those that
         compactors wrote and no reader uses, and brokers' copies within compacted segments. Hidden live segments are finished again first.
         """

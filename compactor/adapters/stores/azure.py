@@ -54,8 +54,6 @@ ContainerClientOfAzure = Any
 """``azure.storage.blob.ContainerClient``."""
 BlobClientOfAzure = Any
 """``azure.storage.blob.BlobClient``."""
-WhyUnknown = str
-"""Why settings on which a result depends could not be read; empty if all could."""
 T = TypeVar("T")
 
 _ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
@@ -221,7 +219,7 @@ class AzureClient:
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _retention_reasons(self) -> tuple[list[FindingKindAndDetail], WhyUnknown]:
+    def _retention_reasons(self) -> tuple[list[FindingKindAndDetail], str]:
         """Settings because of which a delete frees no space, and why other settings are unknown."""
         unknown = []
 

@@ -79,7 +79,7 @@ from compactor.cleaner.rewrite import CleanedSegment
 from compactor.cleaner.source import KeyTableRowsAndBatchCount, SourceSegment
 from compactor.cleaner.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData, CompactorError
-from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf, RowCount, SegmentOrdinal
+from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
 from compactor.kernels.jit import kernel
 from compactor.model.segment import Balance
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -299,8 +299,8 @@ class Gate:
         self,
         parameters: CleanedSegmentCheckParameters,
         latest_record_table: LatestRecordTable,
-        txn_outcomes_by_ordinal: Mapping[SegmentOrdinal, BatchTransactionOutcomes] | None = None,
-        expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,
+        txn_outcomes_by_ordinal: Mapping[int, BatchTransactionOutcomes] | None = None,
+        expected_fingerprint_sums_by_ordinal: Mapping[int, CountAndFingerprintSum] | None = None,
     ) -> None:
         """:param latest_record_table: empty.
         :param txn_outcomes_by_ordinal: if known from the start.
@@ -312,7 +312,7 @@ class Gate:
         self._table = latest_record_table
         self._outcomes_of = dict(txn_outcomes_by_ordinal or {})
         self._whole: dict[int, BatchTransactionOutcomes] = {}
-        self._left: dict[SegmentOrdinal, CountAndFingerprintSum] = dict(expected_fingerprint_sums_by_ordinal or {})
+        self._left: dict[int, CountAndFingerprintSum] = dict(expected_fingerprint_sums_by_ordinal or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
         """By producer id, its first marker behind all that was read so far."""
@@ -576,7 +576,7 @@ class Gate:
         return below if dirty is None else below + dirty
 
     @cached_property
-    def _expected_sums(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
+    def _expected_sums(self) -> dict[int, CountAndFingerprintSum]:
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = allocate_zero_fingerprint_sums(len(dirty))
         if dirty:
@@ -683,7 +683,7 @@ class Gate:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _check_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
+    def _check_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> int:
         """Check that exactly the records that must be left are in the output. Return their number."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_output_records(pairs, output):

@@ -17,14 +17,7 @@ from bloom.filter import siphash128
 from compactor.cleaner.disk_map import hash_range_of_word
 from compactor.constants import MAX_OFFSET
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import (
-    FirstRowByBatch,
-    Hashes,
-    HashKeyHalf,
-    KeyHashHalf,
-    RowCount,
-    ValueAndNextPosition,
-)
+from compactor.kernels.common import FirstRowByBatch, Hashes, HashKeyHalf, KeyHashHalf, ValueAndNextPosition
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_product_word, prefetch, prefetch_read
@@ -122,7 +115,7 @@ class LatestRecordTable:
             self._cells[: WORDS * cells] = 0
         self._set_range(cells, hash_range_count, range_number)
 
-    def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
+    def put_rows_until_full(self, rows: LatestRecordRows) -> int:
         """Add records in any order; of several with a key, the highest offset stays. Rows of other ranges are skipped. Return
         ``len(rows)``, or the first row for which there is no space.
         """
@@ -296,7 +289,7 @@ def _remove_outside_range(cells: LatestRecordCells, state: LatestRecordTableStat
 
 
 @kernel
-def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableState, rows: LatestRecordRows) -> RowCount:
+def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableState, rows: LatestRecordRows) -> int:
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)

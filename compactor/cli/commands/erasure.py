@@ -21,17 +21,15 @@ from compactor.features.erasure.topic import (
     ErasureReportHeader,
     TopicKeySearchResult,
     erasure_report_json,
-    keyed_digest_of_record_key,
+    expedite_erasure,
+    keyed_key_digest,
     partitions_of_topic,
-    run_rounds_and_retire_to_erase_keys,
-    survey_objects_holding_keys_in_topic,
+    survey_topic,
 )
 from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 
 ErasureReportDocument = dict[str, Any]
-SearchedKeyIndex = int
-"""Index of a key among the keys that the user gave."""
 NOT_YET = 3
 MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
@@ -60,7 +58,7 @@ def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], 
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.temporary_hash_key()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
-    removals: list[tuple[SearchedKeyIndex, KeyRemovalRound]] = []
+    removals: list[tuple[int, KeyRemovalRound]] = []
     done: list[str] = []
     with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, includes_replaced_segments=True), "bytes") as progress:
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
@@ -69,16 +67,16 @@ def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], 
         def show_partition(partition: TopicPartition) -> None:
             progress.begin_part(f"searching {partition} ({place[partition]} of {len(names)})")
 
-        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
+        found = survey_topic(tier, names, question, show_partition)
         if args.expedite and found.holders:
             removals = _expedite(tier, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=tier.ports.clock_ms())
-            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
+            found = survey_topic(tier, names, question, show_partition)
     for name, error in found.failed:
         outcomes.record_failure(str(name), error)
     settings = tier.settings
     tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
-    header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(keyed_digest_of_record_key(key, secret) for key in keys))
+    header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(keyed_key_digest(key, secret) for key in keys))
     document = erasure_report_json(header, found, done, removals)
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 
@@ -91,7 +89,7 @@ def _expedite(
     outcomes: tiers.PartitionOutcomes,
     finished_steps: list[str],
     out: Output,
-) -> list[tuple[SearchedKeyIndex, KeyRemovalRound]]:
+) -> list[tuple[int, KeyRemovalRound]]:
     """Run a round now in each partition that holds a key. Return each round that removed a key's records, earlier ones included, with the
     key's index.
     """
@@ -112,9 +110,7 @@ def _expedite(
             record_erasure_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:
-            after = run_rounds_and_retire_to_erase_keys(
-                tier, one, search_request, shorten_grace=args.shorten_grace, report_step=record_erasure_step
-            )
+            after = expedite_erasure(tier, one, search_request, shorten_grace=args.shorten_grace, report_step=record_erasure_step)
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             outcomes.record_failure(str(one.partition), error)

@@ -12,7 +12,7 @@ from compactor.features.imports.from_tier import topic_name_filter
 from compactor.features.pinterest.generations import GenerationReport, configured_generation_target
 from compactor.features.pinterest.output import (
     DeletedOrExpiringGeneration,
-    delete_generations_kept_long_enough,
+    delete_due_generations,
     partitions_with_generations,
     read_partition_generations,
     write_generations,
@@ -90,7 +90,7 @@ def delete_pinterest_generations(args: argparse.Namespace, out: Output) -> ExitC
     found: list[DeletedOrExpiringGeneration] = []
     for name in filter(wanted, partitions_with_generations(target)):
         try:
-            found += delete_generations_kept_long_enough(target, name, dry_run=args.dry_run)
+            found += delete_due_generations(target, name, dry_run=args.dry_run)
             outcomes.record_success()
         except CompactorError as error:
             outcomes.record_failure(str(name), error)

@@ -20,7 +20,6 @@ from compactor.control.logs import PartitionLog, collect_queued_hints
 from compactor.control.records import DeletionCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
-from compactor.tier.ports import SegmentCount
 from compactor.upkeep.retire import (
     MAX_UNHINTED_INSPECTIONS,
     GraceClock,
@@ -161,7 +160,7 @@ def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.P
         return ()
 
 
-def _count_objects(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[SegmentCount, int, str]:
+def _count_objects(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
     """Return the number of segments (keys that differ only in the suffix are of one), of objects, and their size as text."""
     return (
         len({key.rpartition(".")[0] for key in object_keys}),

@@ -45,9 +45,9 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
 
 
 def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    from compactor.features.pinterest.verify import verify_partition_known_by_listing
+    from compactor.features.pinterest.verify import verify_listed_partition
 
-    return tiers.print_check_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
+    return tiers.print_check_findings(_verify_each_partition(tier, args, out, verify_listed_partition), out)
 
 
 def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:

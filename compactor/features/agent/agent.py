@@ -71,7 +71,7 @@ from compactor.features.imports.incarnations import (
     record_settings_of_topics,
     unreadable_settings_message,
 )
-from compactor.features.imports.log_directory import DELETED, path_of_segment_staged_for_deletion
+from compactor.features.imports.log_directory import DELETED, staged_segment_path
 from compactor.features.imports.log_identity import PARTITION_METADATA
 from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion
 from compactor.local.budget import DiskBudget
@@ -457,7 +457,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 )
                 for file in self._staged.take_unreported("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
-                    what = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is not held open any longer: {why}"
+                    what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
                 self._upload_states[name] = self._log_new_staged_files(replace(found, held=held))
 
@@ -477,7 +477,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     def _report_untaken_files(self) -> None:
         for name, upload_state in self._upload_states.items():
             for file in self._staged.take_unreported("untaken", upload_state.unproven_staged_files):
-                where = f"{path_of_segment_staged_for_deletion(Path(), file.base)} is staged for deletion and is not taken"
+                where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
 

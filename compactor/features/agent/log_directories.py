@@ -20,7 +20,7 @@ from compactor.features.agent.plan import PartitionDirectoryListing, SealedSegme
 from compactor.features.imports.from_tier import METADATA_LOG, is_topic_chosen
 from compactor.features.imports.log_directory import segment_log_path
 from compactor.features.imports.log_identity import read_topic_id
-from compactor.features.imports.staged_files import list_staged_files_before_live_log
+from compactor.features.imports.staged_files import list_staged_files
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import TIME_ENTRY
 
@@ -116,7 +116,7 @@ def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: in
         return PartitionDirectoryListing(partition, str(path), mtime_ms, now_ms, problem=f"{path} cannot be read: {error.strerror}")
     ordered = sorted(bases)
     try:
-        staged = list_staged_files_before_live_log(path, ordered)
+        staged = list_staged_files(path, ordered)
     except OSError:
         staged = []  # the directory has changed, and is listed again
     sealed = [SealedSegmentFile(base, end, bases[base].st_size, bases[base].st_mtime_ns // 1_000_000) for base, end in pairwise(ordered)]

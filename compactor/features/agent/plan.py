@@ -17,10 +17,9 @@ from compactor.adapters.brokers.chain import LeaderReportedLogEnd
 from compactor.config.times import format_iso_time
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
 from compactor.errors import BadData
-from compactor.features.imports.log_directory import path_of_segment_staged_for_deletion
+from compactor.features.imports.log_directory import staged_segment_path
 from compactor.features.imports.staged_files import FileStagedForDeletion
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import ReasonOrEmpty
 from compactor.service import backoff_ms
 
 FRESH_MS = 2_000
@@ -453,16 +452,16 @@ def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renam
     return LeadershipAtDeletionRename.UNKNOWN
 
 
-def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
+def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], str]:
     """Return a function that returns why the agent must not upload a staged file, or an empty string. It raises BadData if that is not
     decided yet.
     """
 
-    def upload_refusal_reason(file: FileStagedForDeletion) -> ReasonOrEmpty:
+    def upload_refusal_reason(file: FileStagedForDeletion) -> str:
         evidence = leadership_at_deletion_rename(intervals, file.changed_ms)
         if evidence is LeadershipAtDeletionRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
-            raise BadData(cause, segment=path_of_segment_staged_for_deletion(Path(), file.base).name, hint="It is tried again")
+            raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
         return "" if evidence is LeadershipAtDeletionRename.SAME_EPOCH else unknown_leadership_message(file)
 
     return upload_refusal_reason

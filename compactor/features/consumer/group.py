@@ -99,7 +99,7 @@ class BrokerClient(Protocol):
     def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
         """Return the messages that have arrived, waiting up to ``timeout_s`` for the first one."""
 
-    def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
+    def offset_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset:
         """Return the partition's first offset and its end offset (exclusive)."""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
@@ -135,7 +135,7 @@ class ConfluentBrokerClient:
         # librdkafka compares leader epochs where a partition is sought, not where it is assigned, and fetches meanwhile. Assigned at the
         # sought offset, a partition that a truncation has cut below it may be reported as out of range instead. (A logical offset such
         # as OFFSET_END is no way out: its answer may arrive after the seek, and then takes the place of the sought offset.)
-        ends = {name: self.log_start_and_end_offset(name).end for name in previous_epochs.keys() & offsets.keys()}
+        ends = {name: self.offset_bounds(name).end for name in previous_epochs.keys() & offsets.keys()}
         first = [kafka.TopicPartition(*name, ends.get(name, offset)) for name, offset in offsets.items()]
         self._expected |= {name: range(offsets[name], end) for name, end in ends.items()}
         self._open_client().incremental_assign(first)
@@ -221,7 +221,7 @@ class ConfluentBrokerClient:
             self._compacted_topics[topic] = "compact" in policy and int(lag) == 0
         return self._compacted_topics[topic]
 
-    def log_start_and_end_offset(self, partition: TopicPartition) -> LogStartAndEndOffset:
+    def offset_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset:
         kafka = load_confluent_kafka()
         place = kafka.TopicPartition(*partition)
         consumer = self._open_client()
@@ -381,16 +381,16 @@ class GroupMembership:
         errors = self._client.poll_rebalances()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
-            self._store_offsets_of_returned_records()
+            self._store_returned_offsets()
             self._request_commit(self._ledger.offsets_to_commit(), wait_for_answer=False)
         return errors
 
-    def start_positions_of_added_partitions(self) -> list[Place]:
+    def start_positions(self) -> list[Place]:
         """Return committed offsets, or positions without an offset if the group has none."""
         committed = self._client.committed_offsets(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
-    def call_on_assign_for_added_partitions(self, places: list[Place]) -> None:
+    def notify_assigned(self, places: list[Place]) -> None:
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
@@ -399,7 +399,7 @@ class GroupMembership:
 
     def close(self) -> None:
         try:
-            self._commit_before_giving_up_partitions(self._hooks.positions())
+            self._commit_before_revocation(self._hooks.positions())
         finally:
             self._client.close()
 
@@ -409,7 +409,7 @@ class GroupMembership:
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
             self._hooks.drop_queued_records(partitions)
-            self._commit_before_giving_up_partitions(partitions)
+            self._commit_before_revocation(partitions)
             if self._callbacks.on_revoke is not None:
                 self._callbacks.on_revoke(self._hooks.consumer, self._positions_of_partitions(partitions))
         finally:
@@ -443,7 +443,7 @@ class GroupMembership:
         coordinator's answer. Raises Unavailable, Refused.
         """
         if offsets is None:
-            self._store_offsets_of_returned_records()
+            self._store_returned_offsets()
             offsets = self._ledger.offsets_without_confirmed_commit(self._ledger.stored)
         self._request_commit(offsets, wait_for_answer=wait)
         return offsets
@@ -451,7 +451,7 @@ class GroupMembership:
     def committed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
         return self._client.committed_offsets(partitions)
 
-    def _store_offsets_of_returned_records(self) -> None:
+    def _store_returned_offsets(self) -> None:
         if self._options.auto_store:
             # Where nothing was read yet there is nothing to store; after that, a position that was sought back to counts, too.
             known = self._ledger.confirmed | self._ledger.stored
@@ -465,11 +465,11 @@ class GroupMembership:
         if wait_for_answer:
             self._ledger.confirmed.update(offsets)
 
-    def _commit_before_giving_up_partitions(self, partitions: Collection[TopicPartition]) -> None:
+    def _commit_before_revocation(self, partitions: Collection[TopicPartition]) -> None:
         """Commit, if auto-commit is on. Errors are logged; the partitions' next reader then reads some records again."""
         if not self._options.auto_commit:
             return
-        self._store_offsets_of_returned_records()
+        self._store_returned_offsets()
         try:
             self._request_commit(self._ledger.offsets_without_confirmed_commit(partitions), wait_for_answer=True)
         except StoreError as error:

@@ -583,11 +583,7 @@ class TierAndBrokerReader:
         return LogStartAndEndOffset(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        offset = (
-            None
-            if self._mode == "kafka_only"
-            else offset_for_time(self.tier, self.resolve_partition(partition), timestamp_ms)
-        )
+        offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.resolve_partition(partition), timestamp_ms)
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
@@ -727,16 +723,12 @@ class TierAndBrokerReader:
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_after_mismatch(
-        self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason
-    ) -> None:
+    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionPrefetchEnd, mismatch: HistoryMismatchReason) -> None:
         broker = self._broker
         if mismatch.reason == "truncated":
             self._queue_truncation_error(partition, item.log.consumed_history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
-            self._enter_recreated_topic(
-                partition, "the tier", item.log.topic_id, LogStartAndEndOffset(item.start, item.end)
-            )
+            self._enter_recreated_topic(partition, "the tier", item.log.topic_id, LogStartAndEndOffset(item.start, item.end))
         elif broker is not None and partition.position >= partition.broker_start:
             self._continue_reading_at_broker(partition)
         else:
@@ -767,9 +759,7 @@ class TierAndBrokerReader:
         """Queue the error that the topic was created again, and move the position into the new topic (``topic_id``, ``bounds``) as
         ``offset_reset`` says. Return False, and leave the position, if that is ``error``.
         """
-        self._queue_range_error(
-            partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
-        )
+        self._queue_range_error(partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}")
         reset = self.options.offset_reset
         if reset != "error":
             partition.move_to_history_end(
@@ -809,9 +799,7 @@ class TierAndBrokerReader:
                 self._continue_lost_partition(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_lost_partition(
-        self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient
-    ) -> None:
+    def _continue_lost_partition(self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient) -> None:
         """Decide where to continue. ``truncation_offset``: the broker's log was truncated and holds what was read up to this offset."""
         topic_id, bounds = broker.topic_id(partition.partition), broker.offset_bounds(partition.partition)
         self._schedule_partition_retry(partition)

@@ -147,38 +147,37 @@ class TieredConsumer:
             self._require_assigned_partition(Place(*name))
         self._require_group().store_offsets(stored)
 
-    def _handle_rebalances_and_due_commits(self, group: GroupMembership) -> None:
+    def _poll_group(self, group: GroupMembership) -> None:
         """Handle rebalances and due commits. Every record that was returned is taken to be processed."""
         self._group_due_s = time.monotonic() + GROUP_POLL_S
         if errors := group.poll_rebalances():
             self._sources.ready.append(ConsecutiveMessages(None, to_broker_messages(errors, "")))
         if group.added:
-            places = group.start_positions_of_added_partitions()
+            places = group.start_positions()
             self._starts = {place.topic_partition: place for place in places}
             try:
-                group.call_on_assign_for_added_partitions(places)
+                group.notify_assigned(places)
                 begun = [
-                    self._sources.assign_partition_or_queue_error(place.topic_partition, self._starts[place.topic_partition])
-                    for place in places
+                    self._sources.assign_or_queue_error(place.topic_partition, self._starts[place.topic_partition]) for place in places
                 ]
             finally:
                 self._starts = None
             group.added = []
-            self._assign_and_record_start_offsets("add", begun)
+            self._start_assignment("add", begun)
 
-    def _assign_and_record_start_offsets(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
+    def _start_assignment(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
         """Start to read partitions. In a group, their positions count as committed already."""
         if self._membership is not None:
             self._membership.record_start_offsets_as_committed({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
-        self._advance_position_past_returned_messages()
+        self._advance_position()
         return {name: _offset_to_commit(at) for name, at in self._sources.assigned.items() if at.position >= 0}
 
     def _require_group(self) -> GroupMembership:
         self._require_consumer_not_closed()
-        self._advance_position_past_returned_messages()
+        self._advance_position()
         if self._membership is None:
             raise UsageError("the consumer has no group", hint='Open it with "group.id" and "bootstrap.servers"')
         return self._membership
@@ -197,10 +196,8 @@ class TieredConsumer:
         if self._starts is not None:
             self._starts.update(wanted)
             return
-        self._sources.require_partitions_in_tier_if_tier_only(wanted)
-        self._assign_and_record_start_offsets(
-            "replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()]
-        )
+        self._sources.require_partitions_readable(wanted)
+        self._start_assignment("replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()])
 
     def unassign(self) -> None:
         self._change_assignment("replace", {})
@@ -236,13 +233,13 @@ class TieredConsumer:
 
     def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> ReadableOffsetBounds:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
-        return self._sources.readable_bounds_of_tier_and_broker(TopicPartition.create_validated(place.topic, place.partition))
+        return self._sources.readable_bounds(TopicPartition.create_validated(place.topic, place.partition))
 
     def latest(self, place: HasTopicPartitionAndOffset) -> LastValueOfEachKey:
         """Return the last record of each key of a partition, as the tier holds them now. To continue from there, assign ``next_place`` of
         the result.
         """
-        name = self._sources.partition_with_resolved_topic_id(TopicPartition.create_validated(place.topic, place.partition))
+        name = self._sources.resolve_partition(TopicPartition.create_validated(place.topic, place.partition))
         return last_values(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
@@ -252,9 +249,9 @@ class TieredConsumer:
         self._sources.start_reading([partitions[name] for name in change.added])
 
     def _drop_queued_messages(self, partitions: Collection[TopicPartition]) -> None:
-        self._advance_position_past_returned_messages()
+        self._advance_position()
         if self._run.partition is not None and self._run.partition.partition in partitions:
-            self._set_messages_to_return_next(NO_RUN)
+            self._set_run(NO_RUN)
         self._sources.drop_queued_records(partitions)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
@@ -285,14 +282,14 @@ class TieredConsumer:
         while True:
             now = time.monotonic()
             if not found and now >= self._group_due_s and self._membership is not None:
-                self._handle_rebalances_and_due_commits(self._membership)
+                self._poll_group(self._membership)
             if self._move_ready_messages(found, num_messages) and self._membership is not None:
                 deadline = min(deadline, now + GROUP_WAIT_S)
             left = deadline - now
             if len(found) >= num_messages or (left <= 0 and found):
                 return found
             try:
-                received = self._sources.receive_messages_into_ready_queue(max(0.0, left if found else min(left, self._group_due_s - now)))
+                received = self._sources.receive_messages(max(0.0, left if found else min(left, self._group_due_s - now)))
             except CompactorError:
                 if found:  # the error is raised again by the next call
                     return found
@@ -311,7 +308,7 @@ class TieredConsumer:
                 self._membership.close()
         finally:
             self._closed = True
-            self._set_messages_to_return_next(NO_RUN)
+            self._set_run(NO_RUN)
             self._sources.close()
 
     def _move_ready_messages(self, out_messages: list[MessageLike], max_messages: int) -> bool:
@@ -322,24 +319,24 @@ class TieredConsumer:
             if len(out_messages) > held:
                 self._last = out_messages[-1]
             elif self._sources.ready:
-                self._set_messages_to_return_next(self._sources.ready.popleft())
+                self._set_run(self._sources.ready.popleft())
             else:
-                self._advance_position_past_returned_messages()
+                self._advance_position()
                 break
         return len(out_messages) > before
 
-    def _set_messages_to_return_next(self, messages: ConsecutiveMessages) -> None:
+    def _set_run(self, messages: ConsecutiveMessages) -> None:
         """Set the messages that are returned next. Those of a source from which the partition is no longer read are dropped."""
-        self._advance_position_past_returned_messages()
-        self._run, self._messages = messages, messages.messages if messages.is_partition_still_read_from_source else iter(())
+        self._advance_position()
+        self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
 
-    def _advance_position_past_returned_messages(self) -> None:
+    def _advance_position(self) -> None:
         last, self._last = self._last, None
         if last is not None and self._run.partition is not None:
             self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
     def _require_assigned_partition(self, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        self._advance_position_past_returned_messages()
+        self._advance_position()
         name = TopicPartition(place.topic, place.partition)
         if name not in self._sources.assigned:
             raise UsageError(f"{name} is not assigned", hint="Call assign first")

@@ -28,7 +28,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, Refused
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import ReasonOrEmpty, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.drive import scratch_key_prefix
 from compactor.round.plan import assess_round
 from compactor.tier.ports import ListedObject
@@ -194,9 +194,7 @@ class ErasureRules:
     compacts: bool
 
     @staticmethod
-    def for_partition_state(
-        state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, is_tier_compactable: bool
-    ) -> ErasureRules:
+    def for_partition_state(state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, is_tier_compactable: bool) -> ErasureRules:
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, is_tier_compactable)
 
     def key_status_in_segment(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatusInSegment:
@@ -225,7 +223,7 @@ class ErasureRules:
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
         return KeyStatusInSegment("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
-    def _uncleaned_reason(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
+    def _uncleaned_reason(self, segment: RemoteLogSegmentMetadata) -> str:
         """Return why no round cleans this segment now; empty: one does."""
         state = self.state
         if segment.start_offset < self.end:
@@ -330,16 +328,12 @@ class _KeySearch:
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
         latest = newest_committed_records(found)
         cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
-        rules = ErasureRules.for_partition_state(
-            self.state, cleaner, self.question.now_ms, is_tier_compactable=self.tier.kind.compacts
-        )
+        rules = ErasureRules.for_partition_state(self.state, cleaner, self.question.now_ms, is_tier_compactable=self.tier.kind.compacts)
         for one in found:
             status = rules.key_status_in_segment(one, latest.get(one.key))
             if status.movable:
                 self.movable.add(one.segment.id)
-            self._add_segment_holder(
-                one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one
-            )
+            self._add_segment_holder(one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
         self._search_unread_parts(rules)
         return len(ruled_out)
 
@@ -504,9 +498,7 @@ class _KeySearch:
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
-            found = group_found_records(
-                self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys
-            )
+            found = group_found_records(self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys)
         except NotFound:
             return []
         except BadData as error:

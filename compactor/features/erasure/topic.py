@@ -118,11 +118,7 @@ def survey_topic(
         beside += [holder for name in partitions for holder in _holding_generation_objects(tier, name, request)]
         not_covered.append(OLD_GENERATIONS)
     if tier.settings.outputs.iceberg.topics:
-        beside += [
-            holder
-            for topic in sorted({name.topic for name in partitions})
-            for holder in _holding_table_files(tier, topic, request)
-        ]
+        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holding_table_files(tier, topic, request)]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySearchResult(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
@@ -176,9 +172,7 @@ def _holding_table_files(tier: Tier, topic: str, request: KeySearchRequest) -> I
         )
 
 
-def _holding_generation_objects(
-    tier: Tier, partition: TopicPartition, request: KeySearchRequest
-) -> Iterator[ObjectHoldingRecordKey]:
+def _holding_generation_objects(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> Iterator[ObjectHoldingRecordKey]:
     from compactor.features.pinterest.generations import GenerationStepLog
     from compactor.features.pinterest.layout import configured_object_keys
 

@@ -55,8 +55,6 @@ TYPED_ROWS: Final = 1024
 """Most rows whose types are merged at once: if each has other fields, pyarrow makes as many columns, of as many rows each."""
 
 _NAMES: Final = ("key", "value", "partition", "offset", "timestamp", "timestamp_type", "headers", "leader_epoch")
-ShareOfKeysCheckedUnique = float
-"""Share, from 0 to 1, of the written keys of which it was checked that they occur once."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class DataFilesToWrite:
 
 
 class DataFileWriter(Protocol):
-    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
         """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param out_files_by_slice: receives each file as soon as it is complete; None for a slice without rows.
@@ -102,7 +100,7 @@ class DataFileWriter(Protocol):
 
 
 class LocalDataFileWriter:
-    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.max_record_count_of_slice for task in files.tasks))
         for task in files.tasks:
@@ -187,7 +185,7 @@ class _KeyUniquenessCheck:
         self._added = self._skipped = 0
 
     @property
-    def checked_share_of_keys(self) -> ShareOfKeysCheckedUnique:
+    def checked_share_of_keys(self) -> float:
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
     def add_keys_of_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:

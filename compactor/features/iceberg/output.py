@@ -19,22 +19,16 @@ from compactor.config.units import count_noun, format_size
 from compactor.constants import MAX_OFFSET, NEVER_MS
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
-from compactor.features.iceberg.columns import (
-    DataFilesToWrite,
-    DataFileWriter,
-    DataFileWriteTask,
-    LocalDataFileWriter,
-    ShareOfKeysCheckedUnique,
-)
+from compactor.features.iceberg.columns import DataFilesToWrite, DataFileWriter, DataFileWriteTask, LocalDataFileWriter
 from compactor.features.iceberg.plan import (
     DataFileName,
     PartitionEntryInSnapshot,
     TableUpdatePlan,
     ViewSlice,
-    unfinished_round_end,
     plan_table_update,
-    view_snapshot_entry,
+    unfinished_round_end,
     view_slices,
+    view_snapshot_entry,
 )
 from compactor.features.iceberg.table import TableChanged, TopicTable, open_table_loader, shared_table_error
 from compactor.local.budget import DiskBudget
@@ -98,9 +92,7 @@ class IcebergOutput:
             f"{partition}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later"
         )
 
-    def _expire_and_report(
-        self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport
-    ) -> OutputReport:
+    def _expire_and_report(self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport) -> OutputReport:
         """Return ``report`` with the number of deleted files and the time of the next update: the next expiry, the next sweep, or
         ``keep_ms`` from now, because other programs may have changed the table by then.
         """
@@ -310,9 +302,7 @@ class _TableUpdateAttempt:
         content = PartitionOutputExtent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
-    def _write_changed_slices(
-        self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]
-    ) -> ShareOfKeysCheckedUnique:
+    def _write_changed_slices(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> float:
         """Write the files in ``plan.write`` that no earlier attempt has written, and check that no key occurs twice."""
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)

@@ -51,10 +51,10 @@ from compactor.features.iceberg.plan import (
     file_origin,
     foreign_rows_error,
     marked_file_id,
-    parse_snapshot_entry_of_partition,
+    parse_snapshot_entry,
     plan_snapshot_expiry,
-    snapshot_summary_key_of_partition,
     split_expired_references,
+    summary_key,
 )
 
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -173,20 +173,20 @@ class TopicTable:
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
-    def partition_entry_in_current_snapshot(self, partition: int) -> PartitionEntryInSnapshot | None:
+    def partition_entry(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the latest snapshot of this program. Raises BadData."""
         properties = _snapshot_properties(self._latest_own_snapshot())
-        return parse_snapshot_entry_of_partition(properties.get(snapshot_summary_key_of_partition(partition)), self.name)
+        return parse_snapshot_entry(properties.get(summary_key(partition)), self.name)
 
     @property
     def is_changed_by_others(self) -> bool:
-        return self.current_snapshot is not None and not _is_commit_of_this_program(self.current_snapshot)
+        return self.current_snapshot is not None and not _is_own_commit(self.current_snapshot)
 
-    def is_partition_changed_by_others(self, partition: int) -> bool:
+    def is_partition_changed(self, partition: int) -> bool:
         """Return whether the partition's files differ from those of the latest snapshot of this program. Raises BadData if another program
         wrote rows or deletes of rows into the current snapshot, in any partition.
         """
-        return self.is_changed_by_others and snapshot_summary_key_of_partition(partition) not in self._entries_of_unchanged_partitions()
+        return self.is_changed_by_others and summary_key(partition) not in self._entries_of_unchanged_partitions()
 
     def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
         """Return a partition's data files in the current snapshot, by path. Raises BadData if rows are deleted by position or by key, which
@@ -218,7 +218,7 @@ class TopicTable:
         with _convert_iceberg_errors(self.name):
             path = self.table.location_provider().new_data_location(name.file_name_with_nonce(self._new_marked_id().hex))
             schema = schema_to_pyarrow(Schema(*(self.table.schema().find_field(column) for column in first.schema.names)))
-            groups = _group_batches_into_row_groups(itertools.chain([first], batches))
+            groups = _row_groups(itertools.chain([first], batches))
             first_group = next(groups)
             key_filter = {"ndv": sum(map(len, first_group)), "fpp": KEY_FILTER_ERRORS}  # later groups have about as many rows
             try:
@@ -230,12 +230,12 @@ class TopicTable:
                 ):
                     for group in itertools.chain([first_group], groups):
                         writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=1 << 30)
-                return self._manifest_entry_of_data_file(path)
+                return self._manifest_entry(path)
             except BaseException:
                 self.table.io.delete(path)
                 raise
 
-    def _manifest_entry_of_data_file(self, path: str) -> DataFile:
+    def _manifest_entry(self, path: str) -> DataFile:
         """Return the manifest entry of a written file, without lowest and highest timestamp if one is after the year 9999, because
         pyiceberg cannot convert such times. Raises UsageError if its rows have several values of a partition field.
         """
@@ -249,7 +249,7 @@ class TopicTable:
         except ValueError as error:
             raise UsageError(f"table {self.name}: {error}", hint="Remove the field from the table's partition spec") from error
 
-    def read_keys_of_data_file(self, path: str) -> Iterator[pa.Array]:
+    def read_file_keys(self, path: str) -> Iterator[pa.Array]:
         """Yield the keys in a data file (large_binary). A file of another program's deletes has none."""
         with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["key"]) if "key" in file.schema_arrow.names else ():
@@ -262,7 +262,7 @@ class TopicTable:
             for partitions whose files another program has changed since.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
-        own = {snapshot_summary_key_of_partition(partition): entry.model_dump_json() for partition, entry in entries.items()}
+        own = {summary_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (
             _convert_iceberg_errors(self.name),
             self.table.transaction() as transaction,
@@ -381,7 +381,7 @@ class TopicTable:
             ]
             origins = {one.base_name: self._origin_of_partition_file(one.base_name, partition) for _, one, _ in rest}
             deletable = {FileOrigin.THIS_TABLE}
-            if FileOrigin.UNMARKED in origins.values() and self._is_alone_at_its_location(one.base_name for _, one in listed):
+            if FileOrigin.UNMARKED in origins.values() and self._is_alone(one.base_name for _, one in listed):
                 deletable.add(FileOrigin.UNMARKED)
             orphans = [(store, one.path, made_ms) for store, one, made_ms in rest if origins[one.base_name] in deletable]
             old = [(store, path) for store, path, made_ms in orphans if made_ms < older_than_ms]
@@ -404,7 +404,7 @@ class TopicTable:
         is_failed_commit = of is not FileOrigin.OTHER and self.table.snapshot_by_id(last.snapshot_id) is None
         return FileOrigin.THIS_TABLE if is_failed_commit else FileOrigin.OTHER
 
-    def _is_alone_at_its_location(self, names: Iterable[str]) -> bool:
+    def _is_alone(self, names: Iterable[str]) -> bool:
         """Return whether all metadata files at the table's location are its own. Another table that has been there may have been renamed
         and be in use.
         """
@@ -419,20 +419,20 @@ class TopicTable:
         except (iceberg_errors.ValidationError, ValueError, FileNotFoundError):
             return None
 
-    def find_data_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
+    def find_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
         """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys in the file."""
         with _convert_iceberg_errors(self.name):
             files = {one.snapshot_id: self._file_paths_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
         for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
-            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_keys_of_data_file(path)]
+            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_file_keys(path)]
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _latest_own_snapshot(self) -> Snapshot | None:
         """Return the latest snapshot of this program; commits of others do not copy entries."""
         snapshot = self.current_snapshot
-        while snapshot is not None and not _is_commit_of_this_program(snapshot):
+        while snapshot is not None and not _is_own_commit(snapshot):
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
         return snapshot
 
@@ -601,11 +601,11 @@ def _snapshot_properties(snapshot: Snapshot | None) -> dict[str, str]:
     return {} if snapshot is None or snapshot.summary is None else dict(snapshot.summary.additional_properties)
 
 
-def _is_commit_of_this_program(snapshot: Snapshot) -> bool:
+def _is_own_commit(snapshot: Snapshot) -> bool:
     return any(key.startswith(ENTRY_PREFIX) for key in _snapshot_properties(snapshot))
 
 
-def _group_batches_into_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -31,7 +31,6 @@ from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
-from compactor.tier.ports import SegmentCount
 from compactor.upkeep.export import download_segment_files
 
 IMPORTS_PER_THREAD = 8
@@ -341,9 +340,7 @@ class _PartitionImportFromTier:
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments(
-        self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path
-    ) -> SegmentCount:
+    def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
         """Download segments, those at the seam (where the log continues the tier) first. Raises OutOfBudget if there is no space for a new
         one beside those.
         """

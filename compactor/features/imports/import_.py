@@ -47,9 +47,9 @@ from compactor.features.imports.log_directory import (
     check_file_parts,
     combine_parts_to_segments,
     compacted_log_error,
+    convert_directory_errors,
     describe_cleaning_signs,
     describe_tail_batches,
-    convert_directory_errors,
     find_cleaning_signs,
     lineage_from_batches,
     lineage_with_staged_epochs,
@@ -630,9 +630,7 @@ class _DirectoryImport:
         first = file_parts[0].source
         if not state.has_segments or first.base == last_tier_offset + 1:
             return file_parts
-        require_no_gap(
-            state, last_tier_offset, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps
-        )
+        require_no_gap(state, last_tier_offset, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
         self.notes.append(f"offsets {last_tier_offset + 1} to {first.base - 1} are missing in {self.partition}, and stay so")
         return [replace(file_parts[0], source=replace(first, base=last_tier_offset + 1)), *file_parts[1:]]
 

@@ -91,7 +91,7 @@ def find_or_open_incarnation(
     if verdict is TopicIdRelationToTier.SUPERSEDED:
         raise _superseded_topic_error(state, topic_id or state.topic_id, former, id_source)
     if state.has_segments and _has_equal_last_records(count_equal_records):
-        raise log_of_other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
+        raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelationToTier.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
     following = tier.open_partition_log(
@@ -119,11 +119,11 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
     answer = ask(sorted(unknown))
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
-    def build_missing_topics_confirmed_record(state: CatalogState) -> TopicsConfirmed | None:
+    def build_confirmation(state: CatalogState) -> TopicsConfirmed | None:
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.append_due_records(build_missing_topics_confirmed_record)
+    catalog.append_due_records(build_confirmation)
     write_snapshot_if_due(catalog)
 
 
@@ -191,19 +191,19 @@ def _record_topic_recreation(
     # Also if a person has said that the topic is new: a stale directory, given by mistake, would lock the live topic out.
     is_refused = reported_id == former_id if confirmation.by_hand else reported_id != topic_id or not cluster_id
     if is_refused:
-        raise log_of_other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
+        raise other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
     cluster_id = "" if confirmation.by_hand else cluster_id
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
-    def build_missing_topic_recreated_record(catalog_state: CatalogState) -> TopicRecreated | None:
+    def build_recreation(catalog_state: CatalogState) -> TopicRecreated | None:
         if catalog_state.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
         problem = topic_recreation_problem(catalog_state, body)
         if problem:
-            raise log_of_other_topic_error(state, topic_id, id_source, problem)
+            raise other_topic_error(state, topic_id, id_source, problem)
         return body
 
-    catalog.append_due_records(build_missing_topic_recreated_record)
+    catalog.append_due_records(build_recreation)
     write_snapshot_if_due(catalog)
 
 
@@ -240,7 +240,7 @@ def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: T
     return later[-1]
 
 
-def log_of_other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
+def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
     """Return the error for a log of another topic than the tier's. ``reason``: empty if neither the cluster nor a person confirmed the
     recreation.
     """

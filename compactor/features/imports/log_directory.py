@@ -191,9 +191,6 @@ def compacted_log_error(partition: TopicPartition, continuation_offset: int, wha
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
-EndPosition = int
-NegativeTimestampCount = int
-LateTimestampCount = int
 
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
@@ -202,13 +199,13 @@ def segment_log_path(log_dir: Path, base_offset: int) -> Path:
     return log_dir / f"{base_offset:020d}.log"
 
 
-def path_of_segment_staged_for_deletion(log_dir: Path, base_offset: int) -> Path:
+def staged_segment_path(log_dir: Path, base_offset: int) -> Path:
     path = segment_log_path(log_dir, base_offset)
     return path.with_name(path.name + DELETED)
 
 
 @contextmanager
-def directory_errors_as_usage_errors(log_dir: Path) -> Iterator[None]:
+def convert_directory_errors(log_dir: Path) -> Iterator[None]:
     """Convert system errors to UsageError, except those of a full disk."""
     try:
         yield
@@ -330,9 +327,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     sha256 = hashlib.sha256()
     negative = late = done = 0
 
-    def check_batch_range(
-        buffers: ReusableJobBuffers, job: FirstAndEndBatch
-    ) -> tuple[EndPosition, NegativeTimestampCount, LateTimestampCount, list[ChunkSummaryForSidecar]]:
+    def check_batch_range(buffers: ReusableJobBuffers, job: FirstAndEndBatch) -> tuple[int, int, int, list[ChunkSummaryForSidecar]]:
         """Return the end position, the numbers of timestamps below -1 and of too late ones, and the chunks' summaries."""
         first, last = job
         found, beyond, seen = 0, 0, []
@@ -417,7 +412,7 @@ def combine_parts_to_segments(
     states = _producer_states_at_offset(log_dir, sources[0].base, initial_states)
     # TransactionVerdicts have the order of the sources.
     verdicts = transaction_verdicts_by_source(
-        [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offset_by_producer(states)
+        [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offsets(states)
     )
     found: list[SegmentToImport] = []
     start = sources[0].base
@@ -442,11 +437,11 @@ def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple
     found: list[LastImportedBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
-        found += [describe_batch_at_log_end(source, batch) for batch in reversed(range(first, len(source.table)))]
+        found += [describe_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
 
-def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> LastImportedBatch:
+def describe_batch(source: SourceSegment, batch_number: int) -> LastImportedBatch:
     """Return offsets and digest of a batch's header with its CRC. A compressed wrapper of v0 or v1 states only its last offset, which then
     stands for the first, too.
     """
@@ -473,7 +468,7 @@ def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerSta
     return given if given.is_consistent_with(offset, replayed) else replayed
 
 
-def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
+def _open_txn_offsets(states: ProducerStates) -> dict[int, int]:
     open_entries = states.entries[states.entries["txn_first_offset"] >= 0]
     return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in open_entries}
 
@@ -502,7 +497,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def lineage_with_epochs_of_staged_segments(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+def lineage_with_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage, unless it is empty, with the epochs of staged segments, which Kafka removes from the checkpoint."""
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
     return restore_truncated_front(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage

@@ -238,9 +238,7 @@ class LogIdentityCheck:
                 hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
             )
 
-    def require_log_is_that_of_tier(
-        self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None
-    ) -> None:
+    def require_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None) -> None:
         """Raise BadData unless the directory's log is known to be the tier's. Record its topic id in the tier if the tier has none.
 
         :param equal_batches: number of batches that were found equal already.
@@ -258,9 +256,9 @@ class LogIdentityCheck:
                 raise _unidentified_log_error(
                     self.log.state, self.given_id, self.partition_metadata_path, below, truncates=cut_offset is not None
                 )
-        self._mark_log_as_known_and_record_topic_id(evidence)
+        self._settle(evidence)
 
-    def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
+    def is_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
         """Return whether a directory without new segments has the tier's log. False: no evidence decides it, and its next segment would be
         refused.
         """
@@ -270,7 +268,7 @@ class LogIdentityCheck:
         if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN and self.given_id:
             evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
         if compare_log_identity(evidence) is LogIdentityVerdict.SAME:
-            self._mark_log_as_known_and_record_topic_id(evidence)
+            self._settle(evidence)
         return self.settled
 
     def topic_adoption_needed_note(self) -> str:
@@ -299,7 +297,7 @@ class LogIdentityCheck:
             same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
         )
 
-    def _mark_log_as_known_and_record_topic_id(self, evidence: LogIdentityEvidence) -> None:
+    def _settle(self, evidence: LogIdentityEvidence) -> None:
         self.settled = True
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"

@@ -19,7 +19,7 @@ from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch
 from checkpoint.offsets import first_dirty_offset_in
 from compactor.cleaner.offline import list_segment_base_offsets, open_segments_of_directory
 from compactor.cleaner.source import SourceSegment, segment_of_batch_range
-from compactor.constants import ByteCount, Offset
+from compactor.constants import Offset
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -27,10 +27,10 @@ from compactor.features.imports.log_directory import (
     CHECKPOINT,
     SegmentFilePart,
     SegmentToImport,
-    describe_batch_at_log_end,
+    describe_batch,
     lineage_from_batches,
-    path_of_segment_staged_for_deletion,
     segment_log_path,
+    staged_segment_path,
 )
 from compactor.features.imports.staged_files import (
     BrokerLiveLog,
@@ -39,8 +39,8 @@ from compactor.features.imports.staged_files import (
     OpenFilesStagedForDeletion,
     TierEnd,
     choose_staged_files,
-    first_epoch_of_live_log,
-    list_staged_files_before_live_log,
+    first_live_epoch,
+    list_staged_files,
 )
 from compactor.model.plan import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -63,10 +63,10 @@ class SegmentListing:
     staged: Mapping[int, HeldFileStagedForDeletion] = field(default_factory=dict)
 
     @property
-    def total_size_bytes(self) -> ByteCount:
+    def total_size_bytes(self) -> int:
         return sum(self.segment_size(base) for base in self.bases)
 
-    def segment_size(self, base_offset: int) -> ByteCount:
+    def segment_size(self, base_offset: int) -> int:
         return (
             self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
         )
@@ -149,7 +149,7 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_w
     return [*staged, *opened_live]
 
 
-def listing_with_files_staged_for_deletion(
+def listing_with_staged_files(
     listing: SegmentListing,
     held_files: OpenFilesStagedForDeletion,
     refusal_reason_of: Callable[[FileStagedForDeletion], str],
@@ -167,7 +167,7 @@ def listing_with_files_staged_for_deletion(
     live = listing.bases if listing.end is None else (*listing.bases, listing.end)
     if not live or (tier_end.position is not None and live[0] <= tier_end.position):
         return listing
-    listed = list_staged_files_before_live_log(listing.log_dir, live)
+    listed = list_staged_files(listing.log_dir, live)
     held_files.close_outdated_files(listed)
     held_files.open_files(listed)
     files, segments = held_files.held_files, []
@@ -187,14 +187,14 @@ def listing_with_files_staged_for_deletion(
     if list_log_segments(listing.log_dir, is_written_by_broker=True) != listing:
         raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
     cleaned = first_uncleaned_offset() if segments else 0
-    choice = choose_staged_files(segments, BrokerLiveLog(live, first_epoch_of_live_log(listing.log_dir, live), cleaned), tier_end)
+    choice = choose_staged_files(segments, BrokerLiveLog(live, first_live_epoch(listing.log_dir, live), cleaned), tier_end)
     held_files.refusals.update(choice.refusals)
     staged = {each.file.base: each for each in files if each.file.base in choice.taken}
     return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
 
 
 def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> list[str]:
-    named = {path_of_segment_staged_for_deletion(Path(), base): reason for base, reason in sorted(reason_by_base_offset.items())}
+    named = {staged_segment_path(Path(), base): reason for base, reason in sorted(reason_by_base_offset.items())}
     return [f"{path} is staged for deletion and is not taken: {reason}" for path, reason in named.items()]
 
 
@@ -231,7 +231,7 @@ def _segment_part_between_offsets(log_dir: Path, source: SourceSegment, start_of
     return SegmentFilePart(part, path, int(table.position[first]), source.size)
 
 
-def require_no_gap_after_tier(
+def require_no_gap(
     state: PartitionState,
     end_offset: int,
     first_segment: SourceSegment,
@@ -290,7 +290,7 @@ class Divergence:
     given: Lineage
     newer: bool
 
-    def require_equal_records_before_divergence(
+    def require_equal_records(
         self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
     ) -> list[str]:
         """Raise BadData if the two logs may differ before the divergence, and return notes for people. If the broker's lineage begins at
@@ -345,7 +345,7 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 """Opens a segment of the tier."""
 
 
-def first_stored_offset_at_or_after(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
+def first_stored_offset(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
     """Return the offset of the first batch of the tier from ``offset`` on; the tier's end offset + 1 if it has none; ``offset`` itself if
     it is greater than that, or if rounds have cleaned beyond it and may have removed the batch. Raises StoreError, BadData.
     """
@@ -381,7 +381,7 @@ def find_divergence_outside_gaps(
     :param gaps: extended by the ranges [first offset, end) in which the tier has no batch and the log has other epochs.
     """
     while found := find_divergence(state, lineage(), end_offset):
-        held = first_stored_offset_at_or_after(state, found.offset, stored_segments)
+        held = first_stored_offset(state, found.offset, stored_segments)
         if held == found.offset:
             break
         gaps.append((found.offset, held))
@@ -426,7 +426,7 @@ def has_equal_tail_batches(
         if end_offset is not None and known.last_offset >= end_offset:
             continue  # the batch is to be discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
-        if place >= len(holder.table) or describe_batch_at_log_end(holder, place) != known:
+        if place >= len(holder.table) or describe_batch(holder, place) != known:
             raise _unequal_content_error(state, known.base_offset, holder.name)
         seen = True
     return seen
@@ -492,7 +492,7 @@ def count_equal_last_records(
     return 0
 
 
-def has_all_records_of_tier(
+def has_all_tier_records(
     state: PartitionState,
     listing: SegmentListing,
     stored_segments: StoredSegments,

@@ -43,11 +43,11 @@ from compactor.errors import OutOfBudget, StoreError
 from compactor.features.imports.log_directory import (
     DELETED,
     SegmentToImport,
-    path_of_segment_staged_for_deletion,
     prepare_segment_upload,
     read_epoch_checkpoint,
     require_file_unchanged,
     segment_log_path,
+    staged_segment_path,
 )
 from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition, encode_segment_id
@@ -139,18 +139,11 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
     if not live_log.bases or (tier_end.position is not None and live_log.bases[0] <= position):
         return StagedFileChoice()
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
-    refusals = {
-        segment.base: segment_replaced_by_live_file_problem(segment, live_log) or segment_not_below_live_log_problem(segment, live_log)
-        for segment in missing
-    }
-    chain = longest_chain_to_live_log([segment for segment in missing if not refusals[segment.base]], live_log)
-    while tier_end.position is None and (reason := live_log_cleaned_by_broker_problem(chain, live_log, tier_end)):
+    refusals = {segment.base: replaced_problem(segment, live_log) or not_below_problem(segment, live_log) for segment in missing}
+    chain = longest_chain([segment for segment in missing if not refusals[segment.base]], live_log)
+    while tier_end.position is None and (reason := cleaned_log_problem(chain, live_log, tier_end)):
         refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
-    problem = (
-        chain_not_continuing_tier_problem(chain, tier_end)
-        or chain_epochs_contradict_tier_problem(chain, live_log, tier_end)
-        or live_log_cleaned_by_broker_problem(chain, live_log, tier_end)
-    )
+    problem = gap_problem(chain, tier_end) or epochs_problem(chain, live_log, tier_end) or cleaned_log_problem(chain, live_log, tier_end)
     linked_bases = {segment.base for segment in chain}
     for segment in missing:
         if not refusals[segment.base]:
@@ -160,14 +153,14 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
     return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
 
 
-def segment_replaced_by_live_file_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+def replaced_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return why a segment whose base offset a live file has is refused; empty: none. The log cleaner, and a roll over an empty active
     segment, replace a file by one of the same name.
     """
     return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
-def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
+def not_below_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return why a segment not below the live log is refused; empty: none. Retention removes segments from the front only, truncation and
     log cleaner others.
     """
@@ -176,9 +169,7 @@ def segment_not_below_live_log_problem(segment: SegmentStagedForDeletion, live_l
     return f"it is not wholly below offset {live_log.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
-def longest_chain_to_live_log(
-    segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog
-) -> tuple[SegmentStagedForDeletion, ...]:
+def longest_chain(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog) -> tuple[SegmentStagedForDeletion, ...]:
     """Return the longest chain of segments, ascending, up to the start of the live log. It stops where two segments end at the same offset:
     they are of two branches of the log and nothing tells them apart.
     """
@@ -190,14 +181,14 @@ def longest_chain_to_live_log(
     return tuple(chain)
 
 
-def chain_not_continuing_tier_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
+def gap_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
     """Return why a chain leaves a gap after the tier's end; empty: none. Any chain continues an empty tier."""
     if not chain or tier_end.position is None or chain[0].base <= tier_end.position:
         return ""
     return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
-def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def epochs_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why the leader epochs of a chain contradict the tier's or the first live batch's; empty: none. Epochs never decrease along a
     log. Batches of v0 and v1 have none.
     """
@@ -212,12 +203,12 @@ def chain_epochs_contradict_tier_problem(chain: Sequence[SegmentStagedForDeletio
         return ""
     older = given[0].epoch < leader_epoch_at(tier_end.lineage, given[0].start_offset)
     if older or first_contradicting_offset(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
-        both = f"{_epochs_text(tier_end.lineage)} in the tier, {_epochs_text(given)} in what is staged"
+        both = f"{lineage_text(tier_end.lineage)} in the tier, {lineage_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"
     return ""
 
 
-def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def cleaned_log_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why a chain cannot precede a cleaned live log; empty: none. The cleaner may have dropped a tombstone after retention had
     staged the key's older records, which would bring the key back.
     """
@@ -226,7 +217,7 @@ def live_log_cleaned_by_broker_problem(chain: Sequence[SegmentStagedForDeletion]
     return f"a log cleaner has cleaned the log up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
 
 
-def _epochs_text(lineage: Lineage) -> str:
+def lineage_text(lineage: Lineage) -> str:
     return ", ".join(f"{entry.epoch} from {entry.start_offset}" for entry in lineage) or "none"
 
 
@@ -254,7 +245,7 @@ class HeldFileStagedForDeletion:
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
 
     def open_segment(self, log_dir: Path, next_base_offset: int | None, policy: CleanerPolicy) -> SourceSegment:
-        file, limit, path = self.file, policy.max_decompressed_batch_bytes, path_of_segment_staged_for_deletion(log_dir, self.file.base)
+        file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_segment_path(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
 
         def read_from_open_file(path: Path) -> Bytes:
@@ -282,7 +273,7 @@ def describe_staged_file(base_offset: int, stat: os.stat_result) -> FileStagedFo
     )
 
 
-def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
+def list_staged_files(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
     """List the staged files that begin before the live log, ascending. Raises OSError."""
     found = []
     with os.scandir(log_dir) as entries:
@@ -301,7 +292,7 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
     return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
 
 
-def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
+def first_live_epoch(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
     """Return the leader epoch of the live log's first batch, or that of the checkpoint if no segment has a batch; -1 if unknown. Raises
     BadData, OSError.
     """
@@ -363,7 +354,7 @@ class OpenFilesStagedForDeletion:
 
     def _open_file(self, file: FileStagedForDeletion) -> None:
         """Raises OSError, also if the file is not the one that was listed."""
-        descriptor = os.open(path_of_segment_staged_for_deletion(self.log_dir, file.base), os.O_RDONLY)
+        descriptor = os.open(staged_segment_path(self.log_dir, file.base), os.O_RDONLY)
         try:
             stat = os.fstat(descriptor)
             if stat.st_nlink == 0 or describe_staged_file(file.base, stat) != file:
@@ -507,9 +498,7 @@ class SegmentAddition:
     cut: TailTruncated | None = None
 
 
-def add_segments_to_tier_unless_present(
-    ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition
-) -> bool:
+def add_segments_once(ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition) -> bool:
     """Add segments to the tier: all of them become readable, or none. Return False if the same import was complete already, also by another
     process.
 
@@ -518,7 +507,7 @@ def add_segments_to_tier_unless_present(
     :raises StoreError: the next attempt finds created objects again, or a sweep deletes them.
     """
     for import_id in _import_ids_by_attempt(incoming, addition.cut):
-        if find_closed_import(log.state, import_id) is None and _try_import_under_import_id(ports, log, import_id, incoming, addition):
+        if find_closed_import(log.state, import_id) is None and _try_import(ports, log, import_id, incoming, addition):
             return True
         closed = find_closed_import(log.state, import_id)
         if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
@@ -526,7 +515,7 @@ def add_segments_to_tier_unless_present(
     raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
 
 
-def _try_import_under_import_id(
+def _try_import(
     ports: EnvironmentPorts, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
     """Return False if the id is closed, or an attempt with other settings left other objects, so that new ids are needed."""
@@ -582,14 +571,14 @@ def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], ma
         return metadata
 
     found = []
-    for metadata in _upload_and_yield_in_order(upload_one, incoming, ids, max_parallel):
+    for metadata in _upload_in_order(upload_one, incoming, ids, max_parallel):
         if metadata is None:
             return None
         found.append(metadata)
     return found
 
 
-def _upload_and_yield_in_order(
+def _upload_in_order(
     upload: Callable[[IncomingSegment, str], RemoteLogSegmentMetadata | None],
     incoming: Sequence[IncomingSegment],
     ids: Sequence[str],

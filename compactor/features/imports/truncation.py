@@ -39,7 +39,7 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     :raises Leased: if a compactor is at work.
     """
     state = log.refresh()
-    problem = _reason_rounds_cannot_be_undone(log, offset)
+    problem = _undo_problem(log, offset)
     if problem and not accept_loss:
         raise BadData(
             f"{state.topic_partition} was compacted up to offset {first_dirty_offset_in(state.vector)}, and is to be cut"
@@ -68,7 +68,7 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     return [lost]
 
 
-def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
+def _undo_problem(log: PartitionLog, offset: int) -> str:
     """Return why the cleaner offset cannot go back to an offset; empty: it can. Writes nothing."""
     state = log.state
     while first_dirty_offset_in(state.vector) > offset:

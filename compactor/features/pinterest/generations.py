@@ -149,10 +149,10 @@ class Generation(StrictFrozenModel):
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
-    def largest_timestamp_of_each_object(self) -> tuple[SegmentTimestampBound, ...]:
+    def timestamp_bounds(self) -> tuple[SegmentTimestampBound, ...]:
         return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.published_segments_with_objects)
 
-    def segments_to_append_unless_new_generation_due(
+    def segments_to_append(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """Return the live segments to append; None if the generation's parts are not the first of them, or its first object begins below
@@ -203,7 +203,7 @@ class PartitionGenerations:
         """Names of the generations that are not deleted yet."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
-    def make_step_of_new_generation(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+    def new_generation_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
         """Return the step that makes a new generation valid, as ``next_generation_step_number``."""
         earlier = self.earlier
         if self.current:
@@ -214,7 +214,7 @@ class PartitionGenerations:
         whole = GenerationStepHistory(began=self.next_generation_step_number, earlier=earlier)
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
-    def make_step_that_appends_parts(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+    def appending_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
         """Return the step that appends parts, as ``next_generation_step_number``."""
         due = self.next_generation_step_number - current.whole >= WHOLE_EVERY
         whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
@@ -278,7 +278,7 @@ class GenerationStepLog:
                 begun.append(AnnouncedGeneration(match[1], int(match[2]), info.modified_ms))
         if not numbers:
             return PartitionGenerations(begun=tuple(begun))
-        steps, whole = self._read_generation_steps_since_full_one(numbers)
+        steps, whole = self._read_recent_steps(numbers)
         current = Generation(
             name=steps[-1].generation,
             number=numbers[-1],
@@ -291,7 +291,7 @@ class GenerationStepLog:
         earlier = tuple(one for one in whole.earlier if one.began in left)
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
-    def _read_generation_steps_since_full_one(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
+    def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
         """Return the steps from the last full one on, ascending, and its history. Raises BadData if a step is missing."""
         steps: list[GenerationStep] = []
         expected = step_numbers[-1]
@@ -346,7 +346,7 @@ def format_generation_pointer(
     return json.dumps(document, indent=1).encode()
 
 
-def rebase_offset_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
+def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are left out;
     readers find them by scanning.
     """
@@ -357,7 +357,7 @@ def rebase_offset_index_to_lower_offset(index_bytes: bytes, offset_distance: int
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def rebase_time_index_to_lower_offset(index_bytes: bytes, offset_distance: int) -> bytes:
+def rebase_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit are replaced by the largest
     one. No entry is left out, because consumers read the last one.
     """
@@ -441,13 +441,13 @@ def configured_generation_target(tier: Tier) -> GenerationTarget:
     if not pinterest.target:
         raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to another prefix")
     for url in (settings.tier_url, control_url(settings)):
-        if _is_url_same_or_below(pinterest.target, url) or _is_url_same_or_below(url, pinterest.target):
+        if _is_within(pinterest.target, url) or _is_within(url, pinterest.target):
             raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")
     store = open_store(pinterest.target, settings=settings, limits=settings.limits, counters=tier.counters)
     return GenerationTarget(store, configured_object_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
 
 
-def _is_url_same_or_below(url: str, parent_url: str) -> bool:
+def _is_within(url: str, parent_url: str) -> bool:
     return f"{url.rstrip('/')}/".startswith(f"{parent_url.rstrip('/')}/")
 
 
@@ -477,10 +477,10 @@ def write_generation(
     :raises Leased: if another process writes the generation, and ``options.yields`` is set.
     :raises Unavailable: if other processes were faster PUBLISH_ATTEMPTS times. Raises StoreError.
     """
-    return bring_generation_up_to_date(tier, target, partition, options or GenerationWriteOptions())[0]
+    return update_generation(tier, target, partition, options or GenerationWriteOptions())[0]
 
 
-def bring_generation_up_to_date(
+def update_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
     """Write a generation as ``write_generation`` does. Return the report and all generations of the partition."""
@@ -494,13 +494,13 @@ def bring_generation_up_to_date(
             known = log.read_generations()
             state = tier.open_partition_log(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
-                report = _GenerationWriter(tier, target, log, state, known, options, reading).try_write_or_append_generation()
+                report = _GenerationWriter(tier, target, log, state, known, options, reading).try_write()
         except NotFound as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
                 raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="See `verify`") from error
             continue  # replaced and retired meanwhile
         if report is not None:
-            return report, switch_readers_to_current_generation(target, log)
+            return report, switch_readers(target, log)
     raise Unavailable(f"{partition}: other processes were faster {PUBLISH_ATTEMPTS} times", hint="Let one process write generations")
 
 
@@ -524,17 +524,17 @@ class _GenerationWriter:
     options: GenerationWriteOptions
     reading: StagedSegmentReader
 
-    def try_write_or_append_generation(self) -> GenerationReport | None:
+    def try_write(self) -> GenerationReport | None:
         """Append to the current generation, or write a new one if it is due. Return None if another writer was faster."""
         current = self.known.current
-        lacking = current.segments_to_append_unless_new_generation_due(self.state.live, self.state.log_start) if current else None
+        lacking = current.segments_to_append(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
-            parts = self._try_create_objects_of_segments(lacking, current.name, current.parts)
+            parts = self._try_create_segments(lacking, current.name, current.parts)
             if parts is not None:
                 return self._try_record_generation_step(
-                    "appended", self.known.make_step_that_appends_parts(current, self.state.slot, parts), (*current.parts, *parts), parts
+                    "appended", self.known.appending_step(current, self.state.slot, parts), (*current.parts, *parts), parts
                 )
         if current and self.options.append_only:
             return self._generation_report("superseded", current)
@@ -543,7 +543,7 @@ class _GenerationWriter:
         for attempt in range(MAX_NAMED_PARTITIONS):
             generation = generation_name(self.known.next_generation_step_number, attempt)
             self._announce_generation(generation)
-            parts = self._try_create_objects_of_segments(self.state.live, generation, ())
+            parts = self._try_create_segments(self.state.live, generation, ())
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
@@ -554,7 +554,7 @@ class _GenerationWriter:
                     else GenerationReport(*self.state.topic_partition, "empty", slot=self.state.slot)
                 )
             return self._try_record_generation_step(
-                "written", self.known.make_step_of_new_generation(generation, self.state.slot, parts), parts, parts
+                "written", self.known.new_generation_step(generation, self.state.slot, parts), parts, parts
             )
         raise BadData(
             f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_generation_step_number} differ",
@@ -568,7 +568,7 @@ class _GenerationWriter:
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_generation_step_number, attempt) for attempt in range(len(taken) + 1))
         generation = next(name for name in names if name not in taken)
-        return self._try_record_generation_step("removed", self.known.make_step_of_new_generation(generation, self.state.slot, ()), (), ())
+        return self._try_record_generation_step("removed", self.known.new_generation_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
         """Announce a generation, so that its objects can be deleted if it is never completed. Raises Leased if another process has recently
@@ -606,7 +606,7 @@ class _GenerationWriter:
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.topic_partition, status, generation.name, len(created), size, *offsets, self.state.slot)
 
-    def _try_create_objects_of_segments(
+    def _try_create_segments(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
         """Create the objects of ``segments``; return None if an object of the same name has other content."""
@@ -618,7 +618,7 @@ class _GenerationWriter:
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
             segment = self.state.live[ordinal]
             latest = max(latest, segment.max_timestamp_ms)
-            part = self._try_create_objects_of_segment(ordinal, generation, base, latest)
+            part = self._try_create_segment(ordinal, generation, base, latest)
             if part is None:
                 return None
             found.append(part)
@@ -629,7 +629,7 @@ class _GenerationWriter:
                 self.target.store.put(self.log.generation_announcement_key(generation), self.tier.ports.holder.encode())
         return found
 
-    def _try_create_objects_of_segment(
+    def _try_create_segment(
         self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
     ) -> PublishedSegment | None:
         """Create the objects of one segment, indexes before the log, so that a reader that sees a log also finds its indexes. Return None
@@ -647,8 +647,8 @@ class _GenerationWriter:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
-                "index": rebase_offset_index_to_lower_offset(self._read_segment_index(segment, "index"), distance),
-                "timeindex": rebase_time_index_to_lower_offset(self._read_segment_index(segment, "timeindex"), distance),
+                "index": rebase_offset_index(self._read_segment_index(segment, "index"), distance),
+                "timeindex": rebase_time_index(self._read_segment_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:
@@ -656,7 +656,7 @@ class _GenerationWriter:
                 table, size = parse_batch_headers(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
                 index, timeindex = encode_indexes(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
-                contents = {"index": rebase_offset_index_to_lower_offset(index, 0), "timeindex": timeindex, "log": log}
+                contents = {"index": rebase_offset_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_or_match(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
@@ -674,7 +674,7 @@ class _GenerationWriter:
 # ---- telling readers ----------------------------------------------------------------------------------------------------------
 
 
-def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
+def switch_readers(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
     """Write the current generation's metadata, its watermark and the pointer object, and delete steps that no reader needs. Return all
     generations.
 
@@ -689,7 +689,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         folder = target.generation_folder(current.name, log.name)
         if current.published_segments_with_objects:
             changed = _write_object_if_changed(
-                target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.largest_timestamp_of_each_object)
+                target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.timestamp_bounds)
             )
             changed |= _write_object_if_changed(
                 target.store, folder + WATERMARK, format_watermark_file(current.published_segments_with_objects[-1].base)

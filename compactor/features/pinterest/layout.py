@@ -93,7 +93,7 @@ def parse_file_name(name: str) -> PinterestFileName | None:
     return PinterestFileName(int(match[1]), match[2]) if match else None
 
 
-def segment_id_from_base_offset(base_offset: int) -> str:
+def derive_segment_id(base_offset: int) -> str:
     """Return an id derived from the base offset, which never begins with a dash."""
     tries = 0
     while (made := encode_segment_id(hashlib.sha256(f"{base_offset}/{tries}".encode()).digest()[:16])).startswith("-"):
@@ -312,7 +312,7 @@ def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegme
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
-        id=segment_id_from_base_offset(segment.base),
+        id=derive_segment_id(segment.base),
         start_offset=Offset(segment.base),
         end_offset=Offset(last_offset),
         size_bytes=log.size,
@@ -380,7 +380,7 @@ class PinterestLayout(OneObjectPerFileLayout):
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:
         parsed = parse_file_name(file)
-        return ParsedFileName(segment_id_from_base_offset(parsed[0]), *parsed) if parsed else None
+        return ParsedFileName(derive_segment_id(parsed[0]), *parsed) if parsed else None
 
     @override
     def partition_in_key(self, key: str) -> str:

@@ -20,10 +20,10 @@ from compactor.features.pinterest.generations import (
     GenerationTarget,
     GenerationWriteOptions,
     PartitionGenerations,
-    bring_generation_up_to_date,
     configured_generation_target,
     partitions_of_object_keys,
-    switch_readers_to_current_generation,
+    switch_readers,
+    update_generation,
     write_generation,
 )
 from compactor.local.budget import DiskBudget
@@ -74,7 +74,7 @@ def write_generations(
     """
     options = GenerationWriteOptions(disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
-    def write_generation_or_return_error(partition: TopicPartition) -> GenerationReport | CompactorError:
+    def try_write_generation(partition: TopicPartition) -> GenerationReport | CompactorError:
         try:
             done: GenerationReport | CompactorError = write_generation(tier, target, partition, options)
         except CompactorError as error:
@@ -83,16 +83,16 @@ def write_generations(
         return done
 
     with ThreadPoolExecutor(tier.settings.daemon.threads, "generations") as pool:
-        return list(pool.map(write_generation_or_return_error, partitions))
+        return list(pool.map(try_write_generation, partitions))
 
 
-def update_generation_and_delete_expired(
+def upkeep_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
     """Bring a partition's generation up to its view, and delete old ones that are due. Raises BadData, OutOfBudget, Leased, Unavailable,
     StoreError.
     """
-    report, known = bring_generation_up_to_date(tier, target, partition, options)
+    report, known = update_generation(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeepReport(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
 
@@ -105,7 +105,7 @@ class PinterestOutput:
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Write the partition's generation and delete old ones. Raises BadData, OutOfBudget, Leased, StoreError."""
-        done = update_generation_and_delete_expired(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
+        done = upkeep_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (
             [f"generation {made.generation} {made.status}, {count_noun(made.objects, 'segment')}, {format_size(made.bytes)}"]
@@ -131,7 +131,7 @@ def read_partition_generations(target: GenerationTarget, partition: TopicPartiti
     return target.generation_step_log(partition).read_generations()
 
 
-def delete_generations_kept_long_enough(
+def delete_due_generations(
     target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False
 ) -> list[DeletedOrExpiringGeneration]:
     """Delete the generations of a partition that are due (not if ``dry_run``). Return these and those that still wait. Raises BadData,
@@ -141,7 +141,7 @@ def delete_generations_kept_long_enough(
     return _delete_expired_generations(
         target,
         partition,
-        log.read_generations() if dry_run else switch_readers_to_current_generation(target, log),
+        log.read_generations() if dry_run else switch_readers(target, log),
         dry_run=dry_run,
         count_waiting_objects=True,
     )

@@ -114,9 +114,7 @@ class _ListedPartitionVerifier:
         for key in listing.other_keys:
             yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
-    def _check_segment(
-        self, segment: ListedSegment, max_inflated_bytes: int
-    ) -> tuple[list[SegmentProblem], int | None]:
+    def _check_segment(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and where a consumer continues after it; None if it cannot be read."""
         metadata = segment_metadata(segment, segment.base)
         require_disk_budget(self.tier, self.partition, metadata)

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
 from compactor.access.rounds import create_round
-from compactor.access.tier import ReasonToRunRoundInThisProcess, Tier
+from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, SparkSettings
 from compactor.control.state import PartitionState
@@ -56,7 +56,7 @@ class _SparkChildProcess(NamedTuple):
     pipe: Connection
     spark: SparkSettings
 
-    def stop_spark_child_process_and_jvm(self) -> None:
+    def stop(self) -> None:
         self.pipe.close()
         self.process.terminate()
         self.process.join(10)
@@ -76,7 +76,7 @@ class SparkChildRoundRunner:
 
     def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | ReasonToRunRoundInThisProcess:
+    ) -> RoundReport | str:
         cleaner = tier.cleaner_settings_for_topic(state.topic)
         why = spark_reason(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:
@@ -90,7 +90,7 @@ class SparkChildRoundRunner:
             if child is None:
                 return self._problem
             _log.info("%s goes to Spark on %s: %s", state.topic_partition, tier.settings.spark.master, why)
-            return self._run_round_in_child_process(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
+            return self._run_in_child(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
         finally:
             self._lock.release()
 
@@ -101,9 +101,7 @@ class SparkChildRoundRunner:
             return self._child
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
-        process = context.Process(
-            target=_serve_round_requests_in_child_process, args=(settings, theirs), daemon=True, name="tiered-compactor-spark"
-        )
+        process = context.Process(target=_serve_requests, args=(settings, theirs), daemon=True, name="tiered-compactor-spark")
         process.start()
         theirs.close()
         child = self._child = _SparkChildProcess(process, pipe, settings.spark)
@@ -117,7 +115,7 @@ class SparkChildRoundRunner:
         _log.warning("large partitions are %s", self._problem)
         return None
 
-    def _run_round_in_child_process(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
+    def _run_in_child(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
         try:
             child.pipe.send(request)
         except OSError as error:
@@ -150,11 +148,11 @@ class SparkChildRoundRunner:
 
     def _stop_spark_child_process(self) -> None:
         if self._child is not None:
-            self._child.stop_spark_child_process_and_jvm()
+            self._child.stop()
             self._child = None
 
 
-def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection) -> None:
+def _serve_requests(settings: Settings, pipe: Connection) -> None:
     """Send None or the error of Spark's start, and then the answers to requests, until none came for ``[spark] idle_ms``."""
     from compactor.features.spark.session import start_cluster
 

@@ -596,9 +596,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
     UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
     """
     found = [
-        part
-        for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier)
-        for part in parts
+        part for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts
     ]
     return list(_combine_into_splits(found, request.split_bytes))
 
@@ -637,9 +635,7 @@ def _plan_partition(tier: Tier, request: ReadRequest, partition: TopicPartition)
     """Return the offset ranges of one partition. If a segment is replaced meanwhile, planning restarts."""
     return retry_if_object_missing(
         partition,
-        lambda: _ranges_within_bounds(
-            tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
-        ),
+        lambda: _ranges_within_bounds(tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
         MAX_RETRIES,
     )
 
@@ -649,9 +645,7 @@ def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState)
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
-def _ranges_within_bounds(
-    tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
-) -> list[PartitionReadRange]:
+def _ranges_within_bounds(tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState) -> list[PartitionReadRange]:
     limit = request.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
     first = max(request.starting.get(partition, request.starting_offset), log_start)

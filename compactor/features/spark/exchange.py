@@ -35,10 +35,9 @@ from compactor.cleaner.gate.parser import GATE_ROW_BYTES, WORDS, FingerprintSums
 from compactor.cleaner.keys import SurvivorCountsByBatch
 from compactor.cleaner.retention import TransactionVerdicts
 from compactor.cleaner.source import SourceSegment
-from compactor.constants import ByteCount
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, CompactorError, NotFound, StoreError
-from compactor.kernels.common import Flags, Hashes, HashKeyHalves, RowCount
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves
 from compactor.kernels.jit import kernel
 from compactor.model.plan import CompactionPlan, KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -76,7 +75,7 @@ class StoredKeyRows:
 
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read where hash ranges begin (pass_one.StoredHashRangeRows). Raises BadData if the numbers are inconsistent."""
         position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first_range * ROW_DIRECTORY_ENTRY_BYTES
         found = np.frombuffer(
@@ -86,7 +85,7 @@ class StoredKeyRows:
             raise BadData("the directory of a scratch object is damaged", segment=self.key, hint="Run it again")
         return found
 
-    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
+    def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
         """Read the rows from ``first_row`` to ``end_row`` (exclusive) as (tag, low, high, ordinal): three parts of the key's hash, and the
         row's number.
         """
@@ -97,10 +96,10 @@ class StoredKeyRows:
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
-            yield stored_hashes(self.read_stored_rows_by_row_number(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
+            yield stored_hashes(self.read_stored_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
-    def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
-        return read_arrays_at_object_end(store, self.key, self.size)
+    def read_results(self, store: ObjectStore) -> Arrays:
+        return read_tail(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
         data = read_scratch_bytes(store, self.key, position, size)
@@ -119,7 +118,7 @@ class ScratchObjectPart:
     sha256: str
 
 
-def write_rows_by_section_and_hash_range(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
+def write_sorted_rows(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
     """Append all collected rows to ``file``, by section (dirty, then clean) and hash range.
 
     :return: the row number at which each range and the end begin, shape (ranges + 1, 2 sections), and a CRC-32 of each range, shape
@@ -156,7 +155,7 @@ def pack_key_rows(
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
-        : _write_key_rows_of_chunk(
+        : _write_key_rows(
             chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, last_row_numbers, *key_halves, first_offset, end_offset, out
         )
     ]
@@ -170,7 +169,7 @@ def flag_unaborted_data_batches(source: SourceSegment, aborted: Flags) -> Flags:
     return wanted
 
 
-def last_row_numbers_of_batches(row_counts: Int64s) -> Int64s:
+def number_last_rows(row_counts: Int64s) -> Int64s:
     """Return the row number of each batch's last record, numbered backwards: the last record of all has number 0."""
     return np.concatenate((np.cumsum(row_counts[::-1])[::-1][1:], np.zeros(min(1, len(row_counts)), np.int64)))
 
@@ -185,14 +184,14 @@ class StoredSurvivors:
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
 
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
-        """Add what ``write_surviving_records_of_bundle`` stored for one segment. Without a bitmap, all its records survive."""
+        """Add what ``write_survivors`` stored for one segment. Without a bitmap, all its records survive."""
         if "bitmap" not in arrays:
             return
         table = source.table
         wanted = flag_unaborted_data_batches(source, verdicts.aborted)
         counts = table.count.astype(np.int64) if not len(arrays["counts"]) else arrays["counts"].astype(np.int64)
         counts[~wanted] = 0
-        begin = last_row_numbers_of_batches(counts)
+        begin = number_last_rows(counts)
         kept = np.full(len(table), -1, np.int32)
         known = wanted & (table.magic == 2)
         _count_survivors_of_batches(arrays["bitmap"], begin, counts, known, kept)
@@ -289,7 +288,7 @@ def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, s
         raise StoreError(f"the scratch object {store.url}/{object_key} is gone", hint=_GONE_HINT) from None
 
 
-def is_scratch_object_of_kind(kind: str, object_key: str) -> bool:
+def is_scratch_kind(kind: str, object_key: str) -> bool:
     # The rest of the key contains the topic, which may have any name.
     return kind in object_key.rpartition("/")[2]
 
@@ -303,12 +302,12 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObje
     return unpack_arrays(data, scratch.key)
 
 
-def pack_arrays_for_object_end(arrays: Arrays) -> bytes:
+def pack_tail(arrays: Arrays) -> bytes:
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
-def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) -> Arrays:
+def read_tail(store: ObjectStore, object_key: str, size: int) -> Arrays:
     """Read the tail of an object of ``size`` bytes. Raises BadData if it is damaged, StoreError if the object no longer exists."""
     end = read_scratch_bytes(store, object_key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
     length, crc = _TAIL_FOOTER.unpack(end) if len(end) == _TAIL_FOOTER.size else (size + 1, 0)
@@ -322,10 +321,10 @@ def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) ->
 
 
 @kernel
-def _write_key_rows_of_chunk(
+def _write_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, last_row_numbers: Int64s, k0: np.uint64,
     k1: np.uint64, first_offset: int, end_offset: int, out: ExchangeRows,
-) -> RowCount:  # fmt: skip
+) -> int:  # fmt: skip
     """Write a row for each record with a key (length not negative) and an offset in [first_offset, end_offset), last record first."""
     count = 0
     for batch in range(last_row_numbers.size - 1, -1, -1):
@@ -341,7 +340,7 @@ def _write_key_rows_of_chunk(
 
 
 @kernel
-def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
+def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
     """Write ascending row numbers as varints: how many numbers lie between each and the one before. Return the number of bytes."""
     at = 0
     previous = np.int64(-1)
@@ -358,7 +357,7 @@ def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> Byte
 
 
 @kernel
-def try_decode_row_number_gaps_to_bitmap(data: Bytes, bitmap: Bytes) -> bool:
+def try_decode_row_number_gaps(data: Bytes, bitmap: Bytes) -> bool:
     """Set the bit of each row number that ``encode_row_number_gaps`` wrote. Return False if one lies beyond the bitmap or the data is
     malformed.
     """
@@ -449,7 +448,7 @@ class StoredGateRows:
 
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
-    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read where hash ranges begin (pass_one.StoredHashRangeRows); column 2 holds the CRCs of both sections. Raises BadData if the
         numbers are inconsistent.
         """
@@ -461,7 +460,7 @@ class StoredGateRows:
             self.raise_damaged_rows_error()
         return found
 
-    def read_stored_rows_by_row_number(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
+    def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
         """Read the gate's rows from ``first_row`` to ``end_row`` (exclusive). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, first_row * GATE_ROW_BYTES, (end_row - first_row) * GATE_ROW_BYTES)
         if len(data) != (end_row - first_row) * GATE_ROW_BYTES:
@@ -472,12 +471,12 @@ class StoredGateRows:
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
+def write_gate_object(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
     """Write the gate's rows and their directory to the local file ``path``, which the caller uploads as ``object_key``. Raises StoreError
     if the disk fails.
     """
     with path.open("wb") as file:
-        begins, crcs = write_rows_by_section_and_hash_range(spool, file)
+        begins, crcs = write_sorted_rows(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
         dirty, total = begins[-1].tolist()
         return StoredGateRows(object_key, file.tell(), spool.ranges.count, dirty, total - dirty)
@@ -503,7 +502,7 @@ class SparseTransactionOutcomes:
         return BatchTransactionOutcomes(aborted, idle, began)
 
 
-def outcomes_of_non_transactional_batches(batch_count: int) -> BatchTransactionOutcomes:
+def non_transactional_outcomes(batch_count: int) -> BatchTransactionOutcomes:
     return BatchTransactionOutcomes(np.zeros(batch_count, np.bool_), np.zeros(batch_count, np.bool_), np.full(batch_count, -1, np.int64))
 
 
@@ -529,14 +528,14 @@ class ExpectedRecordSums:
     sums: FingerprintSumsBySegment
     keys: int
 
-    def encode_expected_sums_as_arrays(self) -> Arrays:
+    def as_arrays(self) -> Arrays:
         return {"gate_bounds": self.bounds, "gate_sums": self.sums, "gate_keys": np.array([self.keys], np.int64)}
 
     @staticmethod
-    def decode_expected_sums_from_arrays(arrays: Arrays) -> ExpectedRecordSums:
+    def from_arrays(arrays: Arrays) -> ExpectedRecordSums:
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
-    def expected_count_and_checksum_sum_of_segment(self, source: SourceSegment) -> Words:
+    def sums_of_segment(self, source: SourceSegment) -> Words:
         """Return one segment's sums. Raises CompactorError if they were not computed for it."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
@@ -544,15 +543,13 @@ class ExpectedRecordSums:
         return np.asarray(self.sums[place])
 
 
-def create_gate_collecting_segment_rows(
-    plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes
-) -> Gate:
+def create_collecting_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes) -> Gate:
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
     gate.begin_segment(source)
     return gate
 
 
-def create_gate_checking_rewritten_groups(
+def create_checking_gate(
     plan: CompactionPlan,
     hash_key: bytes,
     sources: Sequence[SourceSegment],
@@ -563,11 +560,7 @@ def create_gate_checking_rewritten_groups(
     record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
-    left = (
-        {}
-        if expected_sums is None
-        else {source.ordinal: expected_sums.expected_count_and_checksum_sum_of_segment(source) for source in sources}
-    )
+    left = {} if expected_sums is None else {source.ordinal: expected_sums.sums_of_segment(source) for source in sources}
     return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
 
 
@@ -651,7 +644,7 @@ class RowNumberRange:
     end: int
 
 
-def record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
+def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
 
@@ -664,7 +657,7 @@ def plan_segment_bundles(
     :param row_bytes_per_record: including the gate's rows.
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
-    records = np.array([record_count_upper_bound_of_segment(segment) for segment in segments], np.int64)
+    records = np.array([max_record_count(segment) for segment in segments], np.int64)
     if not len(sizes):
         return []
     ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (task_slots * BUNDLES_PER_SLOT)))
@@ -681,7 +674,7 @@ def plan_segment_bundles(
     return [*runs, (begin, len(sizes))]
 
 
-def merge_segments_into_row_number_ranges(
+def merge_row_number_ranges(
     indexed_segments_newest_first: Sequence[tuple[int, PassOneResultOfSegment]],
 ) -> tuple[RowNumberRange, ...]:
     """Return the row numbers of (bundle index, segment) pairs as ranges, newest first. Neighbours in one bundle are merged."""
@@ -700,8 +693,8 @@ def merge_segments_into_row_number_ranges(
 _TABLE_COLUMNS: Final = BatchTable._fields
 
 
-def encode_pass_one_result_of_bundle(bundle: PassOneResultOfSegmentBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
-    """Encode the result of a pass 1 task, which ``decode_pass_one_result_of_bundle`` and ``decode_scan_summaries`` restore.
+def encode_bundle_result(bundle: PassOneResultOfSegmentBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
+    """Encode the result of a pass 1 task, which ``decode_bundle_result`` and ``decode_scan_summaries`` restore.
     ``scan_summaries``: by id, for the segments whose keys were indexed.
     """
     segments, keys, gate = bundle.segments, bundle.keys, bundle.gate
@@ -731,7 +724,7 @@ def encode_pass_one_result_of_bundle(bundle: PassOneResultOfSegmentBundle, scan_
 _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
-def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, object_bytes: int) -> PassOneResultOfSegmentBundle:
+def decode_bundle_result(stored_arrays: Arrays, object_key: str, object_bytes: int) -> PassOneResultOfSegmentBundle:
     """Restore a bundle's result from the tail of its scratch object. Raises BadData if another version wrote it."""
     if "keyless_records" not in stored_arrays:
         raise BadData("the end of a scratch object is of another version", segment=object_key, hint="Run it again")

@@ -221,7 +221,6 @@ IndexAndItem = tuple[int, Any]
 TaskWork = Callable[[int, Any, TaskCost], Any]
 """Function that a task calls for each item: (item index, item, cost to add to) -> result. It is pickled."""
 
-ShufflePartitionNumber = int
 SHUFFLE_PARTS_PER_SLOT: Final = 3
 """Shuffle partitions per slot. Several, because their sizes differ."""
 
@@ -423,7 +422,7 @@ def _answers_and_targets(
         yield from make_answers(item)
 
 
-def shuffle_partition_of_target(target: int) -> ShufflePartitionNumber:
+def shuffle_partition_of_target(target: int) -> int:
     """Return the shuffle partition for a target: its own index, which Spark takes modulo the number of partitions."""
     return target
 
@@ -525,9 +524,7 @@ class RoundJobRunner:
     def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
         """Run ``work(shared, item, cost)`` in one task per item and yield (item index, result) as they finish. Raises the first error."""
         if items:
-            yield from self.run_tasks_over_rdd(
-                step, self.cluster.rdd_of_items(items), TaskWithSettings(work, self.shared), len(items)
-            )
+            yield from self.run_tasks_over_rdd(step, self.cluster.rdd_of_items(items), TaskWithSettings(work, self.shared), len(items))
 
     def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because the command ``retire`` deletes what remains."""

@@ -68,11 +68,11 @@ from compactor.features.spark.exchange import (
     encode_transaction_verdicts,
     flag_tombstone_batches,
     flag_unaborted_data_batches,
-    number_last_rows,
     non_transactional_outcomes,
+    number_last_rows,
     pack_arrays,
-    pack_tail,
     pack_key_rows,
+    pack_tail,
     try_decode_row_number_gaps,
     write_gate_object,
     write_sorted_rows,
@@ -85,7 +85,7 @@ from compactor.features.spark.jobs import (
     open_task_tier,
     record_peak_memory,
 )
-from compactor.kernels.common import Flags, RowCount
+from compactor.kernels.common import Flags
 from compactor.model.plan import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL
@@ -154,9 +154,7 @@ class HashRangeRows:
 
     def read_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of one section (0: dirty, 1: clean)."""
-        return self._fetch_section(
-            [place for place in bundles if self._has_section(place, section)], section
-        )
+        return self._fetch_section([place for place in bundles if self._has_section(place, section)], section)
 
     def _has_section(self, bundle: int, section: int) -> bool:
         begin, end = self.directories[bundle][:, section]
@@ -220,8 +218,6 @@ def _group_ranges_for_fetching(ranges: range, directories: Mapping[int, FirstRow
 # ---- what the gate (the independent check of the output) expects to be left of each segment -------------------------------------
 
 
-KeyCount = int
-
 GATE_SUMS_NAME = "judged"
 """Last part of the key of the scratch object with the sums that the gate expects."""
 
@@ -234,16 +230,12 @@ class GateInputOfAllHashRanges:
     bounds: SegmentFirstOffsetsAndEnd
 
 
-def encode_expected_sums(
-    shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost
-) -> bytes:
+def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
     """Return the encoded sums over the records that must remain of each segment, for some hash ranges, followed by the number of keys (8
     bytes).
     """
     store = open_task_tier(shared).ports.control
-    sums, keys = compute_expected_sums(
-        store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds
-    )
+    sums, keys = compute_expected_sums(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
     cost.gate_keys += keys
     cost.gate_coverage = 1.0
     record_peak_memory(cost)
@@ -276,7 +268,7 @@ class StoredGateRowsOfHashRange:
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
 
-    def count_section(self, section: int) -> RowCount:
+    def count_section(self, section: int) -> int:
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
     def read_section(self, section: int) -> Iterator[LatestRecordRows]:
@@ -295,7 +287,7 @@ def compute_expected_sums(
     range_count: int,
     budget_bytes: int,
     bounds: SegmentFirstOffsetsAndEnd,
-) -> tuple[FingerprintSumsBySegment, KeyCount]:
+) -> tuple[FingerprintSumsBySegment, int]:
     """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of keys. Raises
     StoreError, BadData, OutOfBudget. ``budget_bytes``: memory for the keys.
     """
@@ -317,7 +309,7 @@ def add_range_sums(
     range_number: int,
     bounds: SegmentFirstOffsetsAndEnd,
     out_sums: FingerprintSumsBySegment,
-) -> KeyCount:
+) -> int:
     """Add the records that must remain in hash range ``range_number`` of ``range_count`` to ``out_sums``, and return the number of keys. A
     range whose keys ``table`` cannot hold is split and read again. Raises OutOfBudget, StoreError, BadData.
     """
@@ -331,9 +323,7 @@ def add_range_sums(
         if taken < len(rows):
             parts = max(2, -(-gate_range.count_section(DIRTY_ROWS) // max(1, done)))
             return sum(
-                add_range_sums(
-                    gate_range, table, range_count * parts, range_number * parts + part, bounds, out_sums
-                )
+                add_range_sums(gate_range, table, range_count * parts, range_number * parts + part, bounds, out_sums)
                 for part in range(parts)
             )
     table.add_remaining_sums(bounds, out_sums)
@@ -349,8 +339,6 @@ KEYS_PREFIX: Final = "keys-"
 SURVIVORS_PREFIX: Final = "survivors-"
 BundleIndexAndRowNumbers = tuple[int, bytes]
 """Index of a bundle, and the encoded row numbers of its surviving records in one hash range."""
-RowNumberCount = int
-"""Number of row numbers that a segment's rows take."""
 
 ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 """Why segments must be read, by segment id, and the number of bytes fetched."""
@@ -390,9 +378,7 @@ class SparseTransactionVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def read_bundle(
-    shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost
-) -> PassOneResultOfSegmentBundle:
+def read_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost) -> PassOneResultOfSegmentBundle:
     """Read the headers of a bundle's segments (newest first) and, where wanted, write their keys as rows of one scratch object.
 
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
@@ -470,7 +456,7 @@ class _KeyRowWriterOfSegmentBundle:
             name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows, keyless
         )
 
-    def _collect_segment_rows(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[RowNumberCount, KeylessRecords]:
+    def _collect_segment_rows(self, source: SourceSegment, item: SegmentToReadInPassOne) -> tuple[int, KeylessRecords]:
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else non_transactional_outcomes(len(source.table))
         with self.reading.memory_map_segment(source):
@@ -514,7 +500,7 @@ def _collect_key_rows(
     gate: Gate | None,
     gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
-) -> tuple[BatchScanSummary, RowNumberCount, KeylessRecords]:
+) -> tuple[BatchScanSummary, int, KeylessRecords]:
     """Collect a segment's key rows, last record first, numbered from ``next_ordinal`` on. Return the facts about its batches, the number of
     row numbers used, and how many records of the dirty range have no key.
     """

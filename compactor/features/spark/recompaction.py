@@ -85,9 +85,7 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
         return RoundBenefitAssessment(False, NOTHING_DUE)
     # Kafka's cleaner sets a tombstone's delete horizon the first time it processes the tombstone. Without a round over a horizon that is
     # due or not yet set, the tombstone would stay forever.
-    horizon_work = delete_horizon_reason(
-        state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop"
-    )
+    horizon_work = delete_horizon_reason(state, assessment, heads, now_ms, drops_keyless=cleaner.keyless_records == "drop")
     if horizon_work:
         return RoundBenefitAssessment(True, horizon_work)
     gain = estimate_removable_bytes(assessment, heads)
@@ -347,13 +345,9 @@ def recompact_partitions(
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
         pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
-            futures = [
-                spread.submit(recompaction.record_rounds, candidate, recompaction.clean_on_all_executors)
-                for candidate in large
-            ]
+            futures = [spread.submit(recompaction.record_rounds, candidate, recompaction.clean_on_all_executors) for candidate in large]
             futures += [
-                pool.submit(recompaction.record_rounds, candidate, partial(recompaction.clean_in_shared_job, flow))
-                for candidate in small
+                pool.submit(recompaction.record_rounds, candidate, partial(recompaction.clean_in_shared_job, flow)) for candidate in small
             ]
             for future in futures:
                 future.result()
@@ -456,9 +450,7 @@ class _SharedRecompactionState:
             return True
         return self._cluster.task_slots > 1 and candidate.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
 
-    def record_rounds(
-        self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
-    ) -> None:
+    def record_rounds(self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
         begin = time.monotonic()
         report, problem = None, None
         try:
@@ -487,9 +479,7 @@ class _SharedRecompactionState:
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_full_round(
-            candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats))
-        )
+        return self._run_full_round(candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats)))
 
     def publish_changed_partitions(self, min_changes: int = 1) -> None:
         with self._lock:

@@ -54,8 +54,8 @@ from compactor.features.spark.exchange import (
     is_scratch_kind,
     merge_row_number_ranges,
     plan_segment_bundles,
-    read_tail,
     read_scratch_arrays,
+    read_tail,
 )
 from compactor.features.spark.jobs import (
     RoundJobRunner,
@@ -140,9 +140,7 @@ def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost
         return receipt
 
 
-def _read_group_results(
-    shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader
-) -> StoredPassOneResults:
+def _read_group_results(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneResults:
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
     sources, verdicts, outcomes = [], [], []
@@ -270,9 +268,7 @@ class PassOneSegmentResults:
     gate_bundles: list[StoredGateRows] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
 
-    def read_segments(
-        self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()
-    ) -> None:
+    def read_segments(self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()) -> None:
         """Read what the index does not have yet: the keys of ``ids_with_keys``, and the headers of ``source_ids`` (to be rewritten) and of
         all segments without a sidecar. If only the headers were read, a segment is read again for its keys. Raises BadData, StoreError,
         OutOfBudget.
@@ -288,9 +284,7 @@ class PassOneSegmentResults:
         self._read_bundles(jobs, items, "")
         self._determine_transaction_outcomes()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
-        self._read_bundles(
-            jobs, [self._keyed_segment(segment) for segment in undecided], " with transactions"
-        )
+        self._read_bundles(jobs, [self._keyed_segment(segment) for segment in undecided], " with transactions")
 
     def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
         """Add the result of a pass 1 task; return False, without adding it, if the index has the keys of one of its segments already."""
@@ -363,9 +357,7 @@ class PassOneSegmentResults:
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
-        for result in jobs.run_task_per_item(
-            what, read_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]
-        ):
+        for result in jobs.run_task_per_item(what, read_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
             self.add_bundle_unless_known(result[1])
 
     def _determine_transaction_outcomes(self) -> None:
@@ -418,11 +410,7 @@ def resumable_plan_time_ms(
 
 
 def list_stored_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
-    return [
-        info
-        for info in store.list(prefix)
-        if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)
-    ]
+    return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
 
 
 def take_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
@@ -434,9 +422,7 @@ def take_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix:
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def adopt_leftover_bundles(
-    jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]
-) -> RoundJobRunner:
+def adopt_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
     """Add matching results of earlier attempts to ``index``. Return a job runner that divides keys into as many hash ranges as they do."""
     for info in leftovers:
         if not is_scratch_kind(KEYS_PREFIX, info.key):

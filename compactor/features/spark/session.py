@@ -129,12 +129,7 @@ def _check_executors(context: SparkContext, start_s: float) -> StartedCluster:
         wanted = max(2, context.defaultParallelism)
         # With a shuffle, as the JVM loads what that needs when it is first asked.
         with name_started_stages(context, "are the executors ready?"):
-            answers = (
-                context.parallelize(range(wanted), wanted)
-                .map(_load_kernels)
-                .groupByKey(wanted)
-                .map(_first_reported_version)
-            )
+            answers = context.parallelize(range(wanted), wanted).map(_load_kernels).groupByKey(wanted).map(_first_reported_version)
             differing = set(answers.collect()) - {_code_version()}
     except _spark_error_types() as error:
         raise executors_not_ready_error(error) from None

@@ -27,10 +27,10 @@ from compactor.features.spark.jobs import (
     TaskCost,
     TaskOutcome,
     VersionMismatch,
-    pack_item_indexes_into_bins,
+    pack_bins,
     run_task,
 )
-from compactor.features.spark.rewrite import KeylessCountWork, PartitionCleaningWork, clean_partition, count_keyless_records_of_partition
+from compactor.features.spark.rewrite import KeylessCountWork, PartitionCleaningWork, clean_partition, count_partition_keyless
 from compactor.features.spark.worker import copy_cost_to_stats, create_round_task_settings
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords, raise_if_keyless
 from compactor.round.drive import RemoteWorker
@@ -97,7 +97,7 @@ class SharedJobRunner:
                     continue  # slots may have come meanwhile
                 self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.task_slots, timeout=GATHER_SECONDS)
                 tickets, self._waiting = self._waiting, []
-                bins = pack_item_indexes_into_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
+                bins = pack_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
                 self._running += len(bins)
             jobs = [job for job in jobs if job.is_alive()]
             jobs.append(threading.Thread(target=self._run_job_or_retry, args=(tickets, bins), name="flow-job", daemon=True))
@@ -149,7 +149,7 @@ class SharedJobRunner:
         """
         items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
-            description, self.cluster.create_rdd_with_task_per_item(items), clean_partition_bin, len(items), job_listener=self._job_listener
+            description, self.cluster.rdd_of_items(items), clean_partition_bin, len(items), job_listener=self._job_listener
         ):
             if outcome.error is not None:
                 raise outcome.error
@@ -169,7 +169,7 @@ def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWor
 
 def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure] | KeylessRecords:
     if isinstance(item, KeylessCountWork):
-        return count_keyless_records_of_partition(item, cost)
+        return count_partition_keyless(item, cost)
     return clean_partition(item, cost)
 
 

@@ -23,7 +23,6 @@ from compactor.features.iceberg.columns import (
     BYTES_PER_KEY,
     DataFilesToWrite,
     DataFileWriteTask,
-    ShareOfKeysCheckedUnique,
     TableColumnsMissing,
     duplicate_key_error,
     hashes_of_key_column,
@@ -56,7 +55,7 @@ class SparkTaskDataFileWriter:
     cost: TaskCost
     job_listener: JobListener
 
-    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> ShareOfKeysCheckedUnique:
+    def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
         """Write data files as ``DataFileWriter`` says. Raises Unavailable, too, if Spark aborts the job."""
         if not files.tasks:
             return 1.0

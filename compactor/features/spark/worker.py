@@ -61,11 +61,11 @@ from compactor.features.spark.rewrite import (
     PassOneSegmentResults,
     SegmentGroupRewriteWork,
     adopt_leftover_bundles,
-    take_leftover_bundles,
     list_stored_results,
     resumable_plan_time_ms,
     rewrite_group,
     scratch_prefix_of_draft_plan,
+    take_leftover_bundles,
 )
 from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import rewrite_disk_bytes
@@ -145,9 +145,7 @@ class SparkRoundWorker:
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = find_skippable_segments(
-                jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left
-            )
+            self._prepared = find_skippable_segments(jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left)
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
@@ -427,9 +425,7 @@ class HashRangeTask:
         yield from pairs
 
     def _answers(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
-        yield from (
-            (self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost)
-        )
+        yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
         if self.gate_input is not None:
             yield self.gate_place, encode_expected_sums(self.shared, ranges, self.gate_input, cost)
 

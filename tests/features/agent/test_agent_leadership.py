@@ -34,7 +34,7 @@ from compactor.features.agent.plan import (
     with_leadership,
     with_log_end,
 )
-from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion, list_staged_files_before_live_log
+from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion, list_staged_files
 from compactor.model.ids import TopicPartition
 
 pytestmark = pytest.mark.quick
@@ -162,7 +162,7 @@ def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
     path = folder / f"{base:020}.log.deleted"
     path.with_suffix(".new").write_bytes(data)
     path.with_suffix(".new").replace(path)
-    return next(file for file in list_staged_files_before_live_log(folder, [100]) if file.base == base)
+    return next(file for file in list_staged_files(folder, [100]) if file.base == base)
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:

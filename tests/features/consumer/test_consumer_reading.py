@@ -172,9 +172,9 @@ class UnreachableBroker(PlainBroker):
             raise Unavailable("no broker answers")
 
     @override
-    def log_start_and_end_offset(self, name: TopicPartition) -> LogStartAndEndOffset:
+    def offset_bounds(self, name: TopicPartition) -> LogStartAndEndOffset:
         self._asked()
-        return super().log_start_and_end_offset(name)
+        return super().offset_bounds(name)
 
     @override
     def start_reading_from(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.access.tier import Tier
-from compactor.features.erasure.partition import KeySearchRequest, survey_objects_holding_keys
+from compactor.features.erasure.partition import KeySearchRequest, survey_partition
 from compactor.features.erasure.topic import (
     ErasureReportHeader,
     erasure_report_json,
+    expedite_erasure,
     partitions_of_topic,
-    run_rounds_and_retire_to_erase_keys,
-    survey_objects_holding_keys_in_topic,
+    survey_topic,
 )
 from compactor.model.ids import TopicPartition
 from tests.builders import LogBuilder
@@ -25,7 +25,7 @@ def asked(brokers: MemoryBrokers, *keys: bytes) -> KeySearchRequest:
 
 
 def held(opened: Tier, question: KeySearchRequest) -> list[tuple[str, str]]:
-    return sorted((holder.state.value, holder.what) for holder in survey_objects_holding_keys(opened, NAME, question).holders)
+    return sorted((holder.state.value, holder.what) for holder in survey_partition(opened, NAME, question).holders)
 
 
 def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path) -> None:
@@ -46,16 +46,16 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     assert held(opened, question) == [("live", "superseded"), ("live", "tombstone")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = run_rounds_and_retire_to_erase_keys(
-        opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+    found = expedite_erasure(
+        opened, survey_partition(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.holders)
     assert any("cleaned" in line for line in told)
     # b was deleted in the newest segment: until the next one is tiered nobody touches it, and the value before it has to wait, too.
-    rest = survey_objects_holding_keys(opened, NAME, asked(brokers, b"b"))
+    rest = survey_partition(opened, NAME, asked(brokers, b"b"))
     (tombstone,) = [one for one in rest.holders if one.what == "tombstone"]
     assert "the newest one is not cleaned" in tombstone.waits_for
-    everything = survey_objects_holding_keys_in_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
+    everything = survey_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
     report = erasure_report_json(ErasureReportHeader({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, told)
     assert [key["erased"] for key in report["keys"]] == [True, False]
     assert any("have not uploaded" in one["what"] for one in report["not_covered"])
@@ -87,8 +87,8 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     assert held(opened, asked(brokers, b"x")) == [("live", "value")]
     told: list[str] = []
     brokers.hurried_ms += 1_000
-    found = run_rounds_and_retire_to_erase_keys(
-        opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+    found = expedite_erasure(
+        opened, survey_partition(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.movable, found.holders)
     assert held(opened, asked(brokers, b"a")) == []

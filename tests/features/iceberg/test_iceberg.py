@@ -27,7 +27,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.features.iceberg import output as iceberg
 from compactor.features.iceberg.output import IcebergOutput
-from compactor.features.iceberg.plan import DataFileName, PartitionEntryInSnapshot, snapshot_summary_key_of_partition
+from compactor.features.iceberg.plan import DataFileName, PartitionEntryInSnapshot, summary_key
 from compactor.features.iceberg.table import TopicTable, open_table_loader
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
@@ -92,9 +92,7 @@ class House(GrowingTier):
         snapshot = self.table().current_snapshot()
         assert snapshot is not None
         assert snapshot.summary is not None
-        return PartitionEntryInSnapshot.model_validate_json(
-            snapshot.summary.additional_properties[snapshot_summary_key_of_partition(partition)]
-        )
+        return PartitionEntryInSnapshot.model_validate_json(snapshot.summary.additional_properties[summary_key(partition)])
 
     def files(self) -> set[str]:
         return {task.file.file_path for task in self.table().scan().plan_files()}
@@ -129,7 +127,7 @@ def show_view_below(monkeypatch: pytest.MonkeyPatch, end_offset: int) -> None:
     def with_later_vector(state: PartitionState) -> PartitionState:
         return state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, Offset(end_offset)) for v in state.vector)})
 
-    for name in ("snapshot_entry_of_partition_view", "view_slices"):
+    for name in ("view_snapshot_entry", "view_slices"):
         real = getattr(iceberg, name)
         monkeypatch.setattr(iceberg, name, lambda state, start, real=real: real(with_later_vector(state), start))
 
@@ -311,7 +309,7 @@ def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monk
 
 def test_a_view_that_changes_while_files_are_written_is_not_committed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.cli.run()
-    write, views = iceberg._TableUpdateAttempt._write_data_files_of_changed_slices, list[int]()
+    write, views = iceberg._TableUpdateAttempt._write_changed_slices, list[int]()
 
     def write_slowly(update: Any, *rest: Any) -> float:
         checked = write(update, *rest)
@@ -323,7 +321,7 @@ def test_a_view_that_changes_while_files_are_written_is_not_committed(house: Hou
             house.cli.do("retire")
         return checked
 
-    monkeypatch.setattr(iceberg._TableUpdateAttempt, "_write_data_files_of_changed_slices", write_slowly)
+    monkeypatch.setattr(iceberg._TableUpdateAttempt, "_write_changed_slices", write_slowly)
     assert house.update().status == "written"
     assert len(house.table().snapshots()) == 1
     house.check()
@@ -446,7 +444,7 @@ def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:
     with house.topic_table() as read:
         found = read()
         assert found is not None
-        assert found.partition_entry_in_current_snapshot(0) == entry
+        assert found.partition_entry(0) == entry
 
 
 def test_rows_of_another_program_stop_updates(house: House) -> None:
@@ -492,7 +490,7 @@ def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, 
     views = live_through(house, random.Random(seed), monkeypatch)
     assert {snapshot: house.rows(snapshot) for snapshot in views} == views
     entries = [
-        PartitionEntryInSnapshot.model_validate_json(snapshot.summary.additional_properties[snapshot_summary_key_of_partition(0)])
+        PartitionEntryInSnapshot.model_validate_json(snapshot.summary.additional_properties[summary_key(0)])
         for snapshot in house.table().snapshots()
         if snapshot.summary
     ]

@@ -50,7 +50,7 @@ def typed_rows(table: TopicTable, values: list[bytes], value_format: Any = "json
     batches = [pa.record_batch({"value": pa.array(values[first : first + chunk], pa.binary())}) for first in range(0, len(values), chunk)]
     for _ in range(2):
         builder = TypedColumnBuilder(table, decoder, {"value": value_format})
-        found = [builder.add_typed_columns_to_batch(batch) for batch in batches]
+        found = [builder.add_typed_columns(batch) for batch in batches]
         if not builder.lacks_columns:
             rows = [row for batch in found for row in batch.to_pylist()]
             return [(row.get("decoded_value"), row["decoding_error"]) for row in rows]
@@ -190,10 +190,10 @@ def test_a_key_that_is_not_decoded_costs_nothing_of_its_value(catalog: Catalog) 
     decoder = KeyAndValueDecoder(load_settings("", {}))
     batch = pa.record_batch({"key": pa.array([b"\xff", b"k"], pa.binary()), "value": pa.array([b'{"n": 1}', b"{"], pa.binary())})
     builder = TypedColumnBuilder(table, decoder, {"key": "text", "value": "json"})
-    builder.add_typed_columns_to_batch(batch)
+    builder.add_typed_columns(batch)
     table.add_columns(builder.missing_columns_error().columns)
     table = TopicTable("k.t", catalog.load_table("k.t"))
-    rows = TypedColumnBuilder(table, decoder, {"key": "text", "value": "json"}).add_typed_columns_to_batch(batch).to_pylist()
+    rows = TypedColumnBuilder(table, decoder, {"key": "text", "value": "json"}).add_typed_columns(batch).to_pylist()
     assert [(row["decoded_key"], row["decoded_value"]) for row in rows] == [(None, {"n": 1}), ("k", None)]
     assert rows[0]["decoding_error"] == "key: not UTF-8"
     assert rows[1]["decoding_error"].startswith("value: not JSON")

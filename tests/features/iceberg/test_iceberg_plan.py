@@ -13,12 +13,12 @@ from compactor.features.iceberg.plan import (
     PartitionEntryInSnapshot,
     SnapshotCommitTime,
     ViewSlice,
-    end_offset_of_unfinished_round,
-    parse_snapshot_entry_of_partition,
+    parse_snapshot_entry,
     plan_snapshot_expiry,
     plan_table_update,
-    snapshot_entry_of_partition_view,
+    unfinished_round_end,
     view_slices,
+    view_snapshot_entry,
 )
 from compactor.model.ids import RunHistoryStatus
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -106,31 +106,31 @@ def test_files_of_others_and_rows_twice_are_refused(extra: str) -> None:
 
 def test_a_view_is_incomplete_until_a_round_cleans_as_far_as_the_one_that_was_cut_off() -> None:
     complete, cut_off = run(1, RunHistoryStatus.CLEANED, 20), run(2, RunHistoryStatus.CLEANED, 20, cut_off=40)
-    assert end_offset_of_unfinished_round(state(20, runs=(complete,))) == -1
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off))) == 40
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 20)))) == 40
-    assert end_offset_of_unfinished_round(state(40, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 40)))) == -1
+    assert unfinished_round_end(state(20, runs=(complete,))) == -1
+    assert unfinished_round_end(state(20, runs=(complete, cut_off))) == 40
+    assert unfinished_round_end(state(20, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 20)))) == 40
+    assert unfinished_round_end(state(40, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 40)))) == -1
 
 
 def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_does_not() -> None:
     complete = run(1, RunHistoryStatus.CLEANED, 20)
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED_IN_PART, 40)))) == 40
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED, 40, cut_off=60)))) == -1
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.UNDONE, 40)))) == -1
+    assert unfinished_round_end(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED_IN_PART, 40)))) == 40
+    assert unfinished_round_end(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED, 40, cut_off=60)))) == -1
+    assert unfinished_round_end(state(20, runs=(complete, run(2, RunHistoryStatus.UNDONE, 40)))) == -1
 
 
 def test_an_entry_names_the_round_that_is_shown() -> None:
     runs = (run(1, RunHistoryStatus.CLEANED, 20), run(2, RunHistoryStatus.REVERTED, 40), run(3, RunHistoryStatus.UNDONE, 40))
-    shown = snapshot_entry_of_partition_view(state(20, runs=runs), 5)
+    shown = view_snapshot_entry(state(20, runs=runs), 5)
     assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_ordering_key) == ("r1", 5, 20, (1, 9, 5))
-    assert snapshot_entry_of_partition_view(state(3), 5).cleaner_offset == 5
-    assert parse_snapshot_entry_of_partition(shown.model_dump_json(), "t") == shown
+    assert view_snapshot_entry(state(3), 5).cleaner_offset == 5
+    assert parse_snapshot_entry(shown.model_dump_json(), "t") == shown
 
 
 def test_an_entry_of_a_newer_version_is_refused() -> None:
-    assert parse_snapshot_entry_of_partition(None, "t") is None
+    assert parse_snapshot_entry(None, "t") is None
     with pytest.raises(BadData, match="its summary is not valid"):
-        parse_snapshot_entry_of_partition('{"other": 1}', "t")
+        parse_snapshot_entry('{"other": 1}', "t")
 
 
 def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:

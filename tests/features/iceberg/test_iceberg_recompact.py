@@ -11,7 +11,7 @@ import compactor.spark
 from compactor.access.tier import Tier
 from compactor.errors import BadData
 from compactor.features.iceberg import output as iceberg
-from compactor.features.iceberg.columns import DataFileWriteTask, write_data_file_of_slice
+from compactor.features.iceberg.columns import DataFileWriteTask, write_slice_file
 from compactor.features.iceberg.output import IcebergOutput
 from compactor.features.iceberg.plan import ViewSlice
 from compactor.features.iceberg.table import TopicTable
@@ -85,9 +85,9 @@ def test_an_error_of_one_executor_keeps_the_files_of_the_others(house: House, mo
         written.append(task.file.slice)
         if task.extent.last == house.log.next_offset - 1 and written.count(task.file.slice) == 1:
             raise LogChanged(task.extent, 3)
-        return write_data_file_of_slice(opened, table, task, on_records)
+        return write_slice_file(opened, table, task, on_records)
 
-    monkeypatch.setattr(table_files, "write_data_file_of_slice", write_or_fail)
+    monkeypatch.setattr(table_files, "write_slice_file", write_or_fail)
     update_on_cluster(house, HereCluster())
     house.check()
     assert len(written) == len(set(written)) + 1

@@ -11,7 +11,7 @@ import pytest
 
 from compactor.features.imports import seam
 from compactor.features.imports.import_ import _DirectoryImport
-from compactor.features.imports.staged_files import HeldFileStagedForDeletion, list_staged_files_before_live_log
+from compactor.features.imports.staged_files import HeldFileStagedForDeletion, list_staged_files
 from tests.support.side_broker import SideScene
 
 
@@ -98,14 +98,14 @@ def test_a_file_that_is_rolled_while_files_are_listed_is_looked_for_again(scene:
     seen: list[Any] = []
 
     def renamed_meanwhile(log_dir: Path, live: Any) -> Any:
-        found = list_staged_files_before_live_log(log_dir, live) if seen else []
+        found = list_staged_files(log_dir, live) if seen else []
         if not seen:
             scene.story.write(scene.replica, 5)
         seen.append(live)
         return found
 
     expire_all(scene)
-    with patch.object(seam, "list_staged_files_before_live_log", renamed_meanwhile):
+    with patch.object(seam, "list_staged_files", renamed_meanwhile):
         assert imported(scene, "--allow-gaps")["start_offset"] == 8
     assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
 
@@ -115,14 +115,14 @@ def test_a_cut_that_another_import_was_faster_with_is_refused(scene: SideScene, 
     scene.replica.truncate(6)
     scene.story.lead(1)
     scene.story.write(scene.replica, 9)
-    checks = _DirectoryImport._check_file_parts_of_branch
+    checks = _DirectoryImport._check_branch
 
     def late(*arguments: Any) -> Any:
         monkeypatch.undo()
         imported(scene, "--accept-truncation")
         return checks(*arguments)
 
-    monkeypatch.setattr(_DirectoryImport, "_check_file_parts_of_branch", late)
+    monkeypatch.setattr(_DirectoryImport, "_check_branch", late)
     asked = scene.tier.cli.ask("import", scene.replica.folder, "--live", "--accept-truncation")
     assert asked.code == 3
     assert "by now" in asked.stderr

@@ -44,7 +44,7 @@ def written(store: MemoryStore) -> GenerationStepLog:
     log = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME)
     known = PartitionGenerations()
     for number in range(2):
-        step: GenerationStep = known.make_step_of_new_generation(
+        step: GenerationStep = known.new_generation_step(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
         )
         store.create(log.generation_step_object_key(known.next_generation_step_number), step.model_dump_json(exclude_none=True).encode())

@@ -20,10 +20,10 @@ from compactor.features.pinterest.generations import (
     GenerationTarget,
     GenerationWriteOptions,
     configured_generation_target,
-    switch_readers_to_current_generation,
+    switch_readers,
     write_generation,
 )
-from compactor.features.pinterest.output import delete_generations_kept_long_enough, read_partition_generations
+from compactor.features.pinterest.output import delete_due_generations, read_partition_generations
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.wrappers import ReadOnlyStore
@@ -218,9 +218,9 @@ def test_a_deleted_partition_loses_its_pointer_then_its_generation_and_is_begun_
     house.check(folder, before)  # whoever reads it goes on
     assert house.write()["status"] == "up_to_date"
     _, target = house.opened()
-    (waits,) = delete_generations_kept_long_enough(target, ORDERS)
+    (waits,) = delete_due_generations(target, ORDERS)
     assert (waits.generation, waits.deleted) == (first, False)
-    (gone,) = delete_generations_kept_long_enough(replace(target, keep_ms=0), ORDERS)
+    (gone,) = delete_due_generations(replace(target, keep_ms=0), ORDERS)
     assert (gone.generation, gone.deleted) == (first, True)
     assert not folder.exists() or not list(folder.iterdir())
     assert read_partition_generations(target, ORDERS).numbers == (3,)
@@ -236,13 +236,13 @@ def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> No
     house.cli.run()
     second = house.write()["generation"]
     _, target = house.opened()
-    (waiting,) = delete_generations_kept_long_enough(target, ORDERS)
+    (waiting,) = delete_due_generations(target, ORDERS)
     assert (waiting.generation, waiting.deleted) == (first, False)
     at_once = replace(target, keep_ms=0)
-    (planned,) = delete_generations_kept_long_enough(replace(at_once, store=ReadOnlyStore(target.store)), ORDERS, dry_run=True)
+    (planned,) = delete_due_generations(replace(at_once, store=ReadOnlyStore(target.store)), ORDERS, dry_run=True)
     assert planned.deleted
     assert (house.target / first).exists()
-    (gone,) = delete_generations_kept_long_enough(at_once, ORDERS)
+    (gone,) = delete_due_generations(at_once, ORDERS)
     assert (gone.generation, gone.deleted) == (first, True)
     assert not list((house.target / first).rglob("*.log"))
     house.check()
@@ -292,14 +292,14 @@ def test_a_writer_may_end_anywhere(house: House) -> None:
         broken = replace(target, store=Breaking(target.store, changes))
         try:
             write_generation(tier, broken, ORDERS)
-            delete_generations_kept_long_enough(replace(broken, keep_ms=0), ORDERS)
+            delete_due_generations(replace(broken, keep_ms=0), ORDERS)
             break
         except Interrupted:
             # What the pointer says is whole at every moment, be it old or new; and the next writer brings it to its end.
             assert list(PlainConsumer(house.folder_now()).read_all(9))
             write_generation(tier, target, ORDERS)
             house.check()
-            delete_generations_kept_long_enough(replace(target, keep_ms=0), ORDERS)
+            delete_due_generations(replace(target, keep_ms=0), ORDERS)
             house.check()
     assert changes > 12
     house.check()
@@ -456,7 +456,7 @@ def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
             return target.store.put(key, data)
 
     slow: Any = Slow()
-    switch_readers_to_current_generation(replace(target, store=slow), target.generation_step_log(ORDERS))
+    switch_readers(replace(target, store=slow), target.generation_step_log(ORDERS))
     assert steps
     house.check()
 
@@ -473,11 +473,11 @@ def test_what_a_killed_writer_has_begun_and_nobody_can_finish_any_more_goes(hous
     (left / "prod" / "orders-0" / f"{0:020d}.log").write_bytes(b"of a view that was taken back")
     assert write_generation(tier, target, ORDERS).generation == f"g{1:020d}-1"
     at_once = replace(target, keep_ms=0)
-    (planned,) = delete_generations_kept_long_enough(at_once, ORDERS, dry_run=True)
+    (planned,) = delete_due_generations(at_once, ORDERS, dry_run=True)
     assert (planned.generation, planned.deleted) == (left.name, True)
-    (waits,) = delete_generations_kept_long_enough(target, ORDERS)
+    (waits,) = delete_due_generations(target, ORDERS)
     assert not waits.deleted
-    (gone,) = delete_generations_kept_long_enough(at_once, ORDERS)
+    (gone,) = delete_due_generations(at_once, ORDERS)
     assert (gone.generation, gone.deleted) == (left.name, True)
     assert not list(left.rglob("*.log"))
     assert read_partition_generations(target, ORDERS).begun == ()
@@ -501,11 +501,11 @@ def test_steps_are_told_anew_as_a_whole_now_and_then_and_no_more_is_read(house: 
     assert (known.current.number, known.current.began, len(known.numbers)) == (25, 2, known.current.number - known.current.whole + 7)
     assert [one.name for one in known.earlier] == [first]
     house.check()
-    delete_generations_kept_long_enough(replace(target, keep_ms=0), ORDERS)
+    delete_due_generations(replace(target, keep_ms=0), ORDERS)
     assert read_partition_generations(target, ORDERS).earlier == ()
     house.cli.run("--force")
     assert write_generation(tier, target, ORDERS).status == "written"
-    delete_generations_kept_long_enough(replace(target, keep_ms=0), ORDERS)
+    delete_due_generations(replace(target, keep_ms=0), ORDERS)
     assert read_partition_generations(target, ORDERS).numbers == (26,)
     house.check()
 

@@ -13,19 +13,19 @@ from compactor.errors import BadData, UsageError
 from compactor.features.pinterest.generations import (
     Generation,
     PublishedSegment,
-    rebase_offset_index_to_lower_offset,
-    rebase_time_index_to_lower_offset,
+    rebase_offset_index,
+    rebase_time_index,
 )
 from compactor.features.pinterest.layout import (
     PinterestObjectKeys,
     SegmentTimestampBound,
+    derive_segment_id,
     encode_metadata_file,
     entropy_prefix,
     format_watermark_file,
     parse_file_name,
     parse_metadata_file,
     parse_watermark_base_offset,
-    segment_id_from_base_offset,
 )
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -81,8 +81,8 @@ def test_names_of_files() -> None:
 
 
 def test_ids_are_the_same_for_the_same_segment_and_no_option_on_a_command_line() -> None:
-    ids = [segment_id_from_base_offset(base) for base in range(500)]
-    assert ids == [segment_id_from_base_offset(base) for base in range(500)]
+    ids = [derive_segment_id(base) for base in range(500)]
+    assert ids == [derive_segment_id(base) for base in range(500)]
     assert len(set(ids)) == 500
     assert not [one for one in ids if one.startswith("-") or len(one) != 22]
 
@@ -130,15 +130,15 @@ def entries(data: bytes, form: str) -> list[tuple[int, int]]:
 
 def test_indexes_for_a_lower_base() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (5, 7, 9))
-    assert entries(rebase_offset_index_to_lower_offset(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
-    assert rebase_offset_index_to_lower_offset(b"", 10) == b""
+    assert entries(rebase_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
+    assert rebase_offset_index(b"", 10) == b""
     times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
-    assert entries(rebase_time_index_to_lower_offset(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+    assert entries(rebase_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
 
 
 def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
     two = struct.pack(">iiii", 5, 500, 7, 700)
-    assert entries(rebase_offset_index_to_lower_offset(two, 1), ">ii") == [(8, 700)]
+    assert entries(rebase_offset_index(two, 1), ">ii") == [(8, 700)]
     with pytest.raises(Endless):
         byte_position(two, 3)
     for count in (0, 1, 3, 4, 5, 6, 7, 20):
@@ -151,9 +151,9 @@ def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() ->
 def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (1, 2, 3, 4, 5))
     far = 2**31 - 1 - 3
-    assert entries(rebase_offset_index_to_lower_offset(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
+    assert entries(rebase_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
     times = struct.pack(">qi", 1009, 9)
-    assert entries(rebase_time_index_to_lower_offset(times, far), ">qi") == [(1009, 2**31 - 1)]
+    assert entries(rebase_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
 
 
 def live(*ids: str) -> list[RemoteLogSegmentMetadata]:
@@ -164,14 +164,12 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     generation = Generation(
         name="g", number=3, began=1, whole=1, slot=9, parts=(PublishedSegment(segment="a", base=0, last=4), PublishedSegment(segment="b"))
     )
-    assert [s.id for s in generation.segments_to_append_unless_new_generation_due(live("a", "b", "c"), 0) or []] == ["c"]
-    assert generation.segments_to_append_unless_new_generation_due(live("a", "b"), 0) == []
-    assert generation.segments_to_append_unless_new_generation_due(live("a", "b"), 1) is None, (
-        "its first object holds records below the log start"
-    )
+    assert [s.id for s in generation.segments_to_append(live("a", "b", "c"), 0) or []] == ["c"]
+    assert generation.segments_to_append(live("a", "b"), 0) == []
+    assert generation.segments_to_append(live("a", "b"), 1) is None, "its first object holds records below the log start"
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
-        assert generation.segments_to_append_unless_new_generation_due(live(*changed), 0) is None
-    assert generation.largest_timestamp_of_each_object == (SegmentTimestampBound(0, 0),)
+        assert generation.segments_to_append(live(*changed), 0) is None
+    assert generation.timestamp_bounds == (SegmentTimestampBound(0, 0),)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/by agents", "s3://bucket/%20", "s3://bucket/für", "bucket"])

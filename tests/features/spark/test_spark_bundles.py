@@ -17,13 +17,13 @@ from compactor.features.spark.exchange import (
     RowNumberRange,
     StoredGateRows,
     StoredKeyRows,
-    decode_pass_one_result_of_bundle,
+    decode_bundle_result,
     decode_scan_summaries,
-    encode_pass_one_result_of_bundle,
-    merge_segments_into_row_number_ranges,
-    pack_arrays_for_object_end,
+    encode_bundle_result,
+    merge_row_number_ranges,
+    pack_tail,
     plan_segment_bundles,
-    read_arrays_at_object_end,
+    read_tail,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
@@ -65,13 +65,13 @@ def indexed(name: str, first: int, ordinals: int) -> PassOneResultOfSegment:
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
     """Segments with transactions are read again, in bundles of their own: 9, 7 and 6 lie in one, 8 and 5 in the other."""
     order = [(0, indexed("9", 0, 5)), (1, indexed("8", 0, 4)), (0, indexed("7", 8, 2)), (0, indexed("6", 16, 9)), (1, indexed("5", 8, 1))]
-    assert merge_segments_into_row_number_ranges(order) == (
+    assert merge_row_number_ranges(order) == (
         RowNumberRange(0, 0, 5),
         RowNumberRange(1, 0, 4),
         RowNumberRange(0, 8, 25),
         RowNumberRange(1, 8, 9),
     )
-    assert merge_segments_into_row_number_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (RowNumberRange(0, 0, 13),)
+    assert merge_row_number_ranges([(0, indexed("2", 0, 5)), (0, indexed("1", 8, 5))]) == (RowNumberRange(0, 0, 13),)
 
 
 def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]), np.array([0, 2, 0]))}
-    data = b"rows" + pack_arrays_for_object_end(encode_pass_one_result_of_bundle(PassOneResultOfSegmentBundle(segments, keys, gate), facts))
+    data = b"rows" + pack_tail(encode_bundle_result(PassOneResultOfSegmentBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
-    tail = read_arrays_at_object_end(store, keys.key, len(data))
-    again = decode_pass_one_result_of_bundle(tail, keys.key, len(data))
+    tail = read_tail(store, keys.key, len(data))
+    again = decode_bundle_result(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
     assert (again.gate, again.keys) == (gate, StoredKeyRows(keys.key, len(data), 7, 11, 9, 2))
@@ -94,7 +94,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     assert decode_scan_summaries(tail)["b"].keyless.tolist() == [0, 2, 0]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
-        read_arrays_at_object_end(store, "scratch/cut", len(data) - 3)
+        read_tail(store, "scratch/cut", len(data) - 3)
 
 
 @pytest.mark.parametrize("together", [0, 300])

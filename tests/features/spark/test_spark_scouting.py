@@ -23,7 +23,7 @@ from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
 from compactor.features.spark import jobs, rewrite as segment_index, worker
-from compactor.features.spark.exchange import decode_pass_one_result_of_bundle, read_arrays_at_object_end
+from compactor.features.spark.exchange import decode_bundle_result, read_tail
 from compactor.features.spark.jobs import TaskCost
 from compactor.round.compaction import RoundReport
 from compactor.round.drive import RemoteEngine
@@ -219,7 +219,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     assert state_of(it.twins.remote).intent is None
     store = it.twins.remote.ports.control
     left = [
-        decode_pass_one_result_of_bundle(read_arrays_at_object_end(store, info.key, info.size), info.key, info.size)
+        decode_bundle_result(read_tail(store, info.key, info.size), info.key, info.size)
         for info in store.list(f"partitions/{NAME}/scratch/")
         if "keys-" in info.key
     ]
@@ -289,13 +289,13 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
     gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_object_key(before.id)
-    read = segment_index.PassOneSegmentResults.read_segment_keys_and_headers
+    read = segment_index.PassOneSegmentResults.read_segments
 
     def read_and_lose(*args: Any) -> None:
         read(*args)
         gone.unlink(missing_ok=True)
 
-    monkeypatch.setattr(segment_index.PassOneSegmentResults, "read_segment_keys_and_headers", read_and_lose)
+    monkeypatch.setattr(segment_index.PassOneSegmentResults, "read_segments", read_and_lose)
     report = spread(it.twins.remote, HereCluster())
     assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
     assert report.filters.useless == 1

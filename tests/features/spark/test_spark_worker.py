@@ -23,7 +23,7 @@ from compactor.features.spark.exchange import (
     StoredGateRows,
     create_scratch_object_idempotently,
     encode_surviving_row_numbers,
-    try_decode_row_number_gaps_to_bitmap,
+    try_decode_row_number_gaps,
 )
 from compactor.features.spark.jobs import TaskCost
 from compactor.round.drive import RemoteEngine
@@ -234,14 +234,14 @@ def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch
     _, folder = growing(tmp_path / "log", 5)
     twins.bring(folder)
     before = state_of(twins.remote)
-    rows = StoredGateRows.read_stored_rows_by_row_number
+    rows = StoredGateRows.read_stored_rows
 
     def changed(self: StoredGateRows, *place: Any) -> Any:
         found = rows(self, *place).copy()
         found[0, 2] ^= np.uint64(1)
         return found
 
-    monkeypatch.setattr(StoredGateRows, "read_stored_rows_by_row_number", changed)
+    monkeypatch.setattr(StoredGateRows, "read_stored_rows", changed)
     report = _spark_round(twins, TaskCost())
     assert report.status == "quarantined"
     assert "the gate's rows in a scratch object are not what was written" in report.reason
@@ -441,7 +441,7 @@ def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp
     twins.bring(folder)
     with monkeypatch.context() as earlier:
         earlier.setattr(gate_ranges, "GATE_SUMS_NAME", "sample")
-        earlier.setattr(ExpectedRecordSums, "encode_expected_sums_as_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
+        earlier.setattr(ExpectedRecordSums, "as_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
         with pytest.raises(Unavailable):
             twins.round(Dying("pass 2", 0))
     assert _spark_round(twins, TaskCost(), HereCluster()).status == "resumed"
@@ -480,14 +480,14 @@ def test_ordinals_as_gaps(share: float) -> None:
     encoded = encode_surviving_row_numbers(rows, np.packbits(kept))
     assert len(encoded) <= kept.sum() * 2 + 8
     bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
-    assert try_decode_row_number_gaps_to_bitmap(np.frombuffer(encoded, np.uint8), bitmap)
+    assert try_decode_row_number_gaps(np.frombuffer(encoded, np.uint8), bitmap)
     assert np.array_equal(np.flatnonzero(np.unpackbits(bitmap)), ordinals[kept])
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
     encoded = encode_surviving_row_numbers(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
-    assert not try_decode_row_number_gaps_to_bitmap(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
-    assert not try_decode_row_number_gaps_to_bitmap(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
+    assert not try_decode_row_number_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
+    assert not try_decode_row_number_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
 
 
 DAEMON = """

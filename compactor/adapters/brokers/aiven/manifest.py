@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 MAX_INT32: Final = 2**31 - 1
 _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
-StoredBytes = int
-"""Size in bytes of stored data, after compression and encryption."""
-
 
 class InvalidAivenDataError(ValueError):
     """Raised if data of Aiven's plug-in is corrupt or inconsistent. Callers that know the key convert it to BadData."""
@@ -75,7 +72,7 @@ class ChunkIndex:
         return -(-self.file_size // self.chunk_size)
 
     @property
-    def stored_size(self) -> StoredBytes:
+    def stored_size(self) -> int:
         """Size of the log's object as stored."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
@@ -377,7 +374,7 @@ class SegmentManifest:
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
-    def indexes_size(self) -> StoredBytes:
+    def indexes_size(self) -> int:
         return max((span.end for span in self.indexes.values()), default=0)
 
     def plain_file_sizes(self) -> dict[str, int]:
