@@ -1,6 +1,5 @@
-"""Source of a tier's segment metadata, with one implementation per row of ``MetadataSource`` (compactor.tier.kinds): which partitions it
-has, their topic ids, and which segments readers find. A control log only mirrors that on a broker-managed tier, and is empty on a listed
-one.
+"""Source of a tier's segment metadata, with one implementation per row of ``MetadataSource`` (compactor.tier.kinds). A control log mirrors
+the metadata on a broker-managed tier, and is empty on a listed one.
 """
 
 from __future__ import annotations
@@ -27,57 +26,51 @@ ControlLogStateToReaderState = Callable[[PartitionState], PartitionState]
 
 
 class TierMetadataSource:
-    """Source of the partitions, topic settings and live segments of a tier. This base class serves compactor-managed tiers, whose control
-    logs record everything.
+    """Source for compactor-managed tiers, whose control logs record everything; base class of the others.
 
-    exists_elsewhere: whether other programs create the tier, so that it can exist although its catalog records no identity yet.
+    exists_elsewhere: whether the tier can exist although its catalog records no identity yet.
     """
 
     exists_elsewhere = False
 
     def catalog_from_object_listing(self) -> CatalogState | None:
-        """Return the catalog if it is made from a listing of the tier's objects; None if it is read from the tier-wide log."""
+        """Return None if the catalog is read from the tier-wide log."""
         return None
 
-    def refresh(self) -> None:
-        """Read what brokers have reported meanwhile."""
+    def refresh(self) -> None: ...
 
     def list_topic_partitions(self, read_catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
-        """Return the tier's partitions, ascending. ``read_catalog``: called only if they are recorded there."""
+        """Ascending. ``read_catalog``: called only if the catalog records the partitions."""
         return read_catalog().topic_partitions
 
     def cluster_id(self) -> str:
-        """Id of the Kafka cluster whose brokers write the tier; empty if no broker does."""
+        """Empty if no broker writes the tier."""
         return ""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
-        """Topic id by which brokers know the partition now; empty if no broker writes the tier."""
+        """Empty if no broker writes the tier."""
         return EMPTY_TOPIC_ID
 
     def broker_log_start_offset(self, partition: TopicPartition) -> int:
-        """Log start offset on the brokers, which DeleteRecords and retention raise; 0 if they report none, or if no broker writes the
-        tier.
-        """
+        """Return 0 if brokers report no log start, or if no broker writes the tier."""
         return 0
 
     def topic_settings_in_kafka(self, topic: str, read_catalog: Callable[[], CatalogState]) -> Mapping[str, str] | None:
-        """Settings on the topic itself in Kafka, by Kafka's names; on a compactor-managed tier, those that an agent or import has recorded.
-        None if brokers write the tier and have no such topic. ``read_catalog``: called only if they are recorded there.
+        """By Kafka's names; on a compactor-managed tier, those that an agent or import has recorded. None if brokers write the tier and
+        have no such topic.
         """
         return read_catalog().topic_settings.get(topic, {})
 
     def broker_retention_ms(self, topic: str) -> int | None:
-        """The topic's ``retention.ms`` on the brokers (-1: unlimited); None if they do not report it, so that the program's own setting
-        applies.
-        """
+        """Return -1 if unlimited; None if brokers do not report it, so that the program's own setting applies."""
         return None
 
     def reader_view(self, partition: TopicPartition) -> ControlLogStateToReaderState | None:
-        """Return a function from the state of the partition's control log to the state that readers see; None if both are the same."""
+        """Return None if readers see the control log's state."""
         return None
 
     def broker_segment_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        """Brokers' metadata record of each segment of the partition, in any state except deleted."""
+        """Segments in any state except deleted."""
         return ()
 
     def deleted_partitions(self) -> Sequence[TopicIdPartition]:
@@ -86,8 +79,6 @@ class TierMetadataSource:
 
 
 class BrokerManagedTierMetadataSource(TierMetadataSource):
-    """Metadata of a broker-managed tier: the brokers' metadata topic, or a snapshot of it."""
-
     exists_elsewhere = True
 
     def __init__(self, brokers: BrokerMetadata) -> None:
@@ -125,9 +116,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return None if value is None else int(value)
 
     def broker_view(self, partition: TopicPartition, max_age_s: float = 0.0) -> BrokerView:
-        """Return the segments of a partition that readers find through the brokers. New records of the metadata topic are read first if it
-        was last read more than ``max_age_s`` seconds ago.
-        """
+        """New records are read first if the metadata topic was last read more than ``max_age_s`` seconds ago."""
         from compactor.adapters.brokers.chain import broker_view
         from compactor.adapters.brokers.view import TOPICS_MAX_AGE_S
 
@@ -136,9 +125,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     @override
     def reader_view(self, partition: TopicPartition) -> ControlLogStateToReaderState:
-        """A call with the same state object as the call before returns the same result, so that a reader sees the same segments until the
-        control log has new records.
-        """
+        """A call with the same state object as the call before returns the same result."""
         computed: list[tuple[PartitionState, PartitionState]] = []
 
         def use_broker_segments(state: PartitionState) -> PartitionState:
@@ -165,7 +152,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
 
 class ListedTierMetadataSource(TierMetadataSource):
-    """Metadata of a listed tier: the names of the objects in the store. ``layout``: the value of tier.layout."""
+    """Metadata of a listed tier. ``layout``: the value of tier.layout."""
 
     exists_elsewhere = True
 

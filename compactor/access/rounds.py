@@ -1,4 +1,4 @@
-"""Work on the segments of one partition of a tier: reading some of them, and rounds."""
+"""Readers and rounds of one partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compactor.round.sources import StagedSegmentReader, open_live_segment_reade
 
 
 def open_live_reader(tier: Tier, state: PartitionState, budget: DiskBudget, local_copy_folder_prefix: str) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments. Its local copies are removed when the caller closes the reader's ``staging``."""
+    """Local copies are removed when the caller closes the reader's ``staging``."""
     return open_live_segment_reader(
         tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, local_copy_folder_prefix
     )
@@ -37,9 +37,7 @@ def open_live_reader(tier: Tier, state: PartitionState, budget: DiskBudget, loca
 def open_given_reader(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], local_copy_folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
-    """Provide a reader of these segments of a partition. Its local copies have a disk budget of their own, of the size that the settings
-    allow, and are removed at the end of the ``with`` block.
-    """
+    """Local copies have a disk budget of their own, as the settings allow, and are removed at the end of the ``with`` block."""
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
     return use_and_close_reader(
@@ -59,12 +57,10 @@ def create_round(
     assess_with: RoundAssessmentFunction | None = None,
     shares_budgets: bool = False,
 ) -> PartitionRound:
-    """Return a round over one partition, configured from the tier's settings. It runs when ``execute_round`` is called.
+    """Configure a round by the tier's settings.
 
     :param force: run the round whatever the dirty ratio is. Has no effect if ``assess_with`` is given.
-    :param disk: disk budget that is shared with other rounds; None for one of its own.
-    :param engine: None for the engine that the tier chooses.
-    :param assess_with: decides whether the round is due; None for ``assess_round``.
+    :param disk: shared with other rounds; None for a budget of its own.
     :param shares_budgets: whether other rounds run in this process at the same time.
     """
     if engine is None and tier.engines is not None:
@@ -103,10 +99,10 @@ def execute_round(
     check_stop: Callable[[], None] = lambda: None,
     shares_budgets: bool = False,
 ) -> RoundReport:
-    """Run a round over one partition: on the Spark cluster that the settings name, or in this process if there is none or it declines. A
-    failure that is recorded is announced by a hint.
+    """Run on the Spark cluster that the settings name, or in this process if there is none or it declines. A failure that is recorded is
+    announced by a hint.
 
-    :param check_stop: called while this process waits for the cluster; raises an error to end the wait.
+    :param check_stop: raises an error to end a wait for the cluster.
 
     Raises the errors of PartitionRound.execute_round.
     """
@@ -156,9 +152,7 @@ def _run_round(
 def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: RoundStageCallback = lambda s, p: None
 ) -> RoundReport:
-    """Run a round over one partition. If it changed what readers read, publish a hint, so that other processes read the control log again.
-    Raises the errors of PartitionRound.execute_round.
-    """
+    """Publish a hint if the round changed what readers read. Raises the errors of PartitionRound.execute_round."""
     log, hint = (
         tier.open_partition_log(partition, caller_runs_round=True),
         tier.change_notifier.latest_hint(partition),

@@ -1,4 +1,4 @@
-"""Handle of one tier, which every command, the daemon, the agent and the Spark driver work with, with its identity and change notes."""
+"""Handle of one tier, with its identity and change notes."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Identity of one tier: its id, its data root and its secret hash key."""
-
     settings: Settings
     ports: EnvironmentPorts
     catalog: CatalogLog
@@ -61,9 +59,7 @@ class TierIdentity:
     local: LocalState | None
 
     def read_catalog(self) -> CatalogState:
-        """Return the catalog. Raises UsageError if there is no tier at the configured URL, or if its identity differs from the
-        configuration.
-        """
+        """Raises UsageError if there is no tier at the configured URL, or if its identity differs from the configuration."""
         if (recorded := self.metadata.catalog_from_object_listing()) is not None:
             return recorded
         local = self.local
@@ -91,8 +87,7 @@ class TierIdentity:
         return state
 
     def read_or_create_catalog(self, hash_key_of_new_tier: bytes = b"") -> CatalogState:
-        """Create the tier's identity if there is none, and return the catalog. Raises UsageError if the data belong to another tier, or if
-        tiers of this kind are never written.
+        """Raises UsageError if the data belong to another tier, or if tiers of this kind are never written.
 
         :param hash_key_of_new_tier: a random one if empty. An existing tier keeps its key.
         """
@@ -121,15 +116,12 @@ class TierIdentity:
             self.ownership.require_unowned_root(self.ports, self.catalog.refresh_and_check_gaps())
 
     def check_can_exist(self) -> None:
-        """Raise UsageError if this tier neither exists at the configured URL nor may be created there, for instance because the data
-        remained when its catalog was lost.
-        """
+        """Raise UsageError if this tier neither exists at the configured URL nor may be created there."""
         self._require_unowned_root()
         if self.catalog.state.tier_id:
             self.require_root_not_foreign()
 
     def require_root_not_foreign(self) -> None:
-        """Raise UsageError if the data root belongs to another tier."""
         self.ownership.require_not_foreign_root(self.ports, self.read_catalog())
 
     def _require_own_catalog(self, state: CatalogState) -> None:
@@ -143,7 +135,7 @@ class TierIdentity:
             )
 
     def hash_key(self) -> bytes:
-        """Return the tier's secret SipHash key, 16 bytes, which never changes. Raises UsageError if the tier has none."""
+        """SipHash key of 16 bytes, which never changes. Raises UsageError if the tier has none."""
         if not tier_kind(self.settings).compacts:
             raise read_only_tier_error(self.settings)
         known = self.catalog.state
@@ -156,21 +148,19 @@ class TierIdentity:
         return bytes.fromhex(found.hash_key)
 
     def may_have_hash_key(self) -> bool:
-        """Return whether the tier may have a hash key of its own. Reads the catalog of a broker-managed tier to find out."""
+        """Reads the catalog of a broker-managed tier."""
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
     def temporary_hash_key(self) -> bytes:
-        """Return the key for hashes that are not stored: the tier's own, or, if it has none, one derived from the tier's URL."""
+        """For hashes that are not stored: if the tier has no key, one derived from its URL."""
         return self.hash_key() if self.may_have_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
 
 
 @dataclass(frozen=True)
 class ControlLogChangeNotifier:
-    """Writer of notes that control logs have changed: in the tier-wide log for other processes, and in the cache on this machine.
+    """Writer of notes in the tier-wide log and in the local cache.
 
-    hints: whether other processes learn of changes from hints (records in the tier-wide log). If not, the brokers' metadata shows them, and
-    only
-        the length of a changed control log is recorded.
+    hints: whether other processes learn of changes from hints. If not, the brokers' metadata shows them, and only lengths are recorded.
     """
 
     ports: EnvironmentPorts
@@ -179,7 +169,7 @@ class ControlLogChangeNotifier:
     hints: bool
 
     def latest_hint(self, partition: TopicPartition) -> int:
-        """Return the number of the latest hint about a partition, by the catalog as last read; 0 if there is none.
+        """Return the hint's number, by the catalog as last read; 0 if there is none.
 
         Call this before reading the partition's control log: a hint that arrives during the read then has a greater number, and the log is
         read again.
@@ -187,30 +177,25 @@ class ControlLogChangeNotifier:
         return self.catalog.state.partitions.get(str(partition), 0)
 
     def cache_state(self, log: PartitionLog, hint_number: int) -> None:
-        """Store the state of a partition's control log in the cache on this machine, if there is one.
-
-        :param hint_number: from ``latest_hint``, taken before the log was read.
-        """
+        """:param hint_number: from ``latest_hint``, taken before the log was read."""
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
             self.local.cache_partition_state(log.state, mark, hint_number, self.ports.clock_ms())
 
     def announce_changed_control_logs(self, logs: Sequence[PartitionLog]) -> None:
-        """Report to other processes, in one record of the tier-wide log, that these control logs have changed, with the length of each."""
+        """In one record of the tier-wide log, with the length of each."""
         if self.hints:
             publish_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
             self.record_lengths(logs)
 
     def record_lengths(self, logs: Sequence[PartitionLog]) -> None:
-        """Record the length of each of these control logs, so that later readers notice lost records. Store errors are ignored; the next
-        command records them.
-        """
+        """Later readers then notice lost records. Store errors are ignored."""
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
     def record_deletion_checks(self, result_by_control_log_name: Mapping[str, DeletionCheckResult]) -> None:
-        """Record until when `retire` has nothing to delete in these partitions (by ``topic-partition``). Store errors are ignored."""
+        """By ``topic-partition``. Store errors are ignored."""
         with suppress(StoreError):
             record_deletion_checks(self.catalog, result_by_control_log_name)
 
@@ -220,21 +205,18 @@ READER_THREADS = 16
 
 
 class RemoteEngineChooser(Protocol):
-    """Function that returns the engine for the tasks of a partition's round; None if this process executes them."""
+    """Return None if this process executes the tasks."""
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
 
 class RemoteRoundRunner(Protocol):
-    """Client of another process that runs whole rounds, including leadership and publication."""
-
     def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | str:
-        """Run a round in the other process and return its report; if this process has to run it, the reason as text, empty if there is none
-        worth reporting.
+        """Return the report; if this process has to run the round, the reason, empty if there is none worth reporting.
 
-        :param check_stop: called repeatedly while this process waits; raises an error to end the wait.
+        :param check_stop: raises an error to end the wait.
 
         Raises the round's error, Leased if the other process is busy, and the errors of ``check_stop``.
         """
@@ -244,10 +226,9 @@ class RemoteRoundRunner(Protocol):
 class Tier:
     """One process's access to one tier.
 
-    counters: all requests and bytes, of data and control objects.
-    local: cache on this machine; None to read everything from the tier.
-    engines: chooses the engine for a partition's rounds; None if this process does the work.
-    remote_rounds: runs the rounds of large partitions; None if this process runs them all.
+    local: None to read everything from the tier.
+    engines: None if this process does the work.
+    remote_rounds: for large partitions; None if this process runs all.
     """
 
     settings: Settings
@@ -286,14 +267,14 @@ class Tier:
 
     @property
     def broker_metadata(self) -> BrokerMetadata:
-        """The brokers' metadata. Raises UsageError if the tier is not broker-managed."""
+        """Raises UsageError if the tier is not broker-managed."""
         if not isinstance(self.metadata, BrokerManagedTierMetadataSource):
             raise UsageError(f"no broker writes the tier at {self.ports.layout.url}", hint="That is for tiers of kind kafka")
         return self.metadata.brokers
 
     @property
     def listed_tier(self) -> ListedTier:
-        """The listing of a listed tier. Raises UsageError for another tier."""
+        """Raises UsageError if the tier is not a listed one."""
         if not isinstance(self.metadata, ListedTierMetadataSource):
             raise UsageError(f"the segments of the tier at {self.ports.layout.url} are not found by listing")
         return self.metadata.listed
@@ -302,26 +283,24 @@ class Tier:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the local cache, so that the next process on this machine may write it."""
+        """Let the next process write the local cache."""
         if self.local is not None:
             self.local.close()
 
     def topic_settings_in_kafka(self, topic: str) -> Mapping[str, str] | None:
-        """Return the topic's settings in Kafka that apply to its cleaning, by Kafka's names; None if the tier has no such topic."""
+        """By Kafka's names; None if the tier has no such topic."""
         return self.metadata.topic_settings_in_kafka(topic, lambda: self.catalog.state)
 
     def source_of_topic_setting(self, topic: str, key: str) -> str:
-        """Return where the value of a topic's cleaner setting comes from: a file, an environment variable, ``topic NAME`` (set on the topic
-        in Kafka), or ``default``.
-        """
+        """Return a file, an environment variable, ``topic NAME`` (set on the topic in Kafka), or ``default``."""
         cleaner = self.settings.cleaner_settings_for_topic(topic)
         if key == "retention_ms" and cleaner.cleanup_policy != "compact" and self.metadata.broker_retention_ms(topic) is not None:
             return f"topic {topic}"
         return self.settings.source_of_topic_setting(topic, key, self.topic_settings_in_kafka(topic) or {})
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings of a topic: the topic's settings in Kafka override section [cleaner], and the matching [topics] table
-        overrides both. Raises UsageError if they contradict each other.
+        """The topic's settings in Kafka override section [cleaner], and the matching [topics] table overrides both. Raises UsageError if
+        they contradict each other.
         """
         cleaner = self.settings.cleaner_settings_for_topic(topic, self.topic_settings_in_kafka(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
@@ -332,15 +311,14 @@ class Tier:
         return cleaner.with_segment_replacement_costs(SegmentReplacementCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
-        """Return a copy of this tier that uses other stores, such as stores that refuse writes."""
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
     def list_partitions(self, names: list[str] | None = None) -> list[TopicPartition]:
-        """Return all partitions of the tier in all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation,
-        ``orders-0~1`` the first one. Raises UsageError for a partition that the tier does not hold.
+        """In all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation, ``orders-0~1`` the first one.
+        Raises UsageError for a partition that the tier does not hold.
         """
         known = self.metadata.list_topic_partitions(self.identity.read_catalog)
         if not names:
@@ -368,7 +346,6 @@ class Tier:
         return latest_incarnation_among(partition, state.incarnations_of_partition(partition), state.withdrawn_partitions)
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
-        """Return the incarnation of this partition whose topic has the given id. Raises UsageError if there is none."""
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
             if self.open_partition_log(each).refresh().topic_id == topic_id:
@@ -378,10 +355,10 @@ class Tier:
         )
 
     def open_partition_log(self, partition: TopicPartition, *, caller_runs_round: bool = False) -> PartitionLog:
-        """Return a partition's control log, loaded from the cache on this machine if possible.
+        """Use the local cache if possible.
 
-        :param caller_runs_round: a round sees only the control log, because it records the brokers' changes there itself. For all other
-        callers the state also contains the brokers' changes that the log does not contain yet.
+        :param caller_runs_round: a round sees only the control log, because it records the brokers' changes there itself. For other callers
+        the state contains these changes already.
         """
         view = None if caller_runs_round else self.metadata.reader_view(partition)
         log = open_partition_log(
@@ -402,13 +379,10 @@ class Tier:
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
     def min_log_slot(self, partition: TopicPartition) -> int:
-        """Return the slot that a partition's control log must have reached, by the catalog as last read; 0 if none is recorded. A shorter
-        log has lost records.
-        """
+        """By the catalog as last read; 0 if none is recorded. A shorter log has lost records."""
         return self.catalog.state.reached.get(self.control_log_name(partition), 0)
 
     def reader_state(self, state: PartitionState) -> PartitionState:
-        """Return the state as readers of the partition see it, for example with the segments that brokers report."""
         view = self.metadata.reader_view(state.topic_partition)
         return view(state) if view else state
 
@@ -417,7 +391,6 @@ class Tier:
         return max(state.log_start, self.metadata.broker_log_start_offset(state.topic_partition))
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
-        """Return the store of a partition's sidecars. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.may_have_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
@@ -425,11 +398,7 @@ class Tier:
     def read_logs(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
-        """Read the control logs of several partitions in parallel. Return for each, in the given order, its log or the error with which
-        reading it failed.
-
-        :param on_partition: called after each partition, for progress reports.
-        """
+        """In parallel. Return for each partition, in the given order, its log or the error."""
 
         def read_log(partition: TopicPartition) -> PartitionLog | CompactorError:
             log = self.open_partition_log(partition)
@@ -452,6 +421,5 @@ def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition
 
 
 def configured_object_retention(settings: Settings) -> ObjectRetention:
-    """Return the times for which section [publish] keeps replaced objects and unfinished imports."""
     publish = settings.publish
     return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)

@@ -27,7 +27,7 @@ ERASURE = "erasure --expedite"
 class ManualAction(StrictFrozenModel):
     """A command that a person runs, recorded before it changes anything.
 
-    at_ms: by the host's clock, in milliseconds since 1970.
+    at_ms: by the host's clock.
     command: such as ``topics delete``. targets: partitions, topics or patterns.
     details: the command's other arguments, without keys of records.
     """
@@ -66,14 +66,11 @@ def record_action(control: ObjectStore, action: ManualAction, action_id: str) ->
 
 
 def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> None:
-    """Record how an action ended. Raises StoreError."""
     _create_audit_object(control, key + _OUTCOME, outcome)
 
 
 def list_actions(ports: EnvironmentPorts, since_ms: int = 0) -> Iterator[RecordedAction]:
-    """Yield the recorded actions from ``since_ms`` (milliseconds since 1970) on, newest first; each is read when it is asked for. Objects
-    that cannot be parsed are left out.
-    """
+    """Yield the recorded actions from ``since_ms`` on, newest first. Objects that cannot be parsed are left out."""
     listed = {info.key for info in ports.control.list(AUDIT_PREFIX, after=f"{AUDIT_PREFIX}{since_ms:013d}")}
     for key in sorted((key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME)), reverse=True):
         name = key.removesuffix(".json")
@@ -87,8 +84,8 @@ def list_actions(ports: EnvironmentPorts, since_ms: int = 0) -> Iterator[Recorde
 
 
 def latest_erasure_ms(ports: EnvironmentPorts, partition: TopicPartition) -> int | None:
-    """Return when the latest erasure of keys from this topic had ended, in milliseconds since 1970; the present time if it has no outcome,
-    None if no erasure is recorded. Raises StoreError.
+    """Return when the latest erasure of keys from this topic had ended; the present time if it has no outcome, None if no erasure is
+    recorded. Raises StoreError.
 
     Copies that the tier held before that time may hold values that were erased since.
     """

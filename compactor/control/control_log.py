@@ -83,11 +83,10 @@ class StateIdentity(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class ControlLogFormat(Generic[S]):
-    """Properties of one kind of control log (partition or catalog).
+    """Kind of control log.
 
-    apply: pure function that folds one record into the state.
-    with_store_times: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
-        record to which it refers. Called before these records may be deleted.
+    with_store_times: function (state, slot -> milliseconds) -> state that contains the store's modification time of each record to which it
+        refers. Called before these records may be deleted.
     """
 
     record: type[ControlRecord[Any]]
@@ -99,8 +98,7 @@ class ControlLogFormat(Generic[S]):
 class ControlLog(Generic[S]):
     """Access of one process to one control log, with the folded state. Not thread-safe.
 
-    Each instance has its own writer incarnation, a random id stored in its records. Reading methods raise BadControlRecord if an object is
-    corrupt or in the wrong place, and StoreError if the store fails.
+    Reading methods raise BadControlRecord if an object is corrupt or in the wrong place, and StoreError if the store fails.
     """
 
     def __init__(
@@ -116,13 +114,11 @@ class ControlLog(Generic[S]):
         min_slot: int = 0,
         convert_to_reader_state: Callable[[S], S] | None = None,
     ) -> None:
-        """Set up access to the log. Makes no request.
+        """Makes no request.
 
-        :param name: stored in each object of the log.
-        :param empty_state: the state of a log without records.
         :param incarnation: random id, used by no other instance.
         :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
-        :param convert_to_reader_state: folded state -> state that ``state`` returns. ``append_due_records`` uses the folded state itself.
+        :param convert_to_reader_state: folded state -> state for readers (``state``).
         :param clock_ms: this machine's clock, stored in records for people only.
         """
         self.store = store
@@ -144,7 +140,6 @@ class ControlLog(Generic[S]):
 
     @property
     def state(self) -> S:
-        """State for readers as of the last read of the log."""
         return self._reader_state(self._folded_state)
 
     @property
@@ -160,16 +155,14 @@ class ControlLog(Generic[S]):
         return state if self._view is None else self._view(state)
 
     def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
-        """Continue from a state that was computed earlier from the same log.
-
-        :param identity: with it the state may come from another process: the next read first checks that the log still has the record which
-        the identity names.
+        """With ``identity`` the state may come from another process: the next read first checks that the log still has the record which the
+        identity names.
         """
         self._state, self._kept = (state, None) if identity is None else (None, (state, identity))
         self._last = None
 
     def state_identity(self) -> StateIdentity | None:
-        """Return the identity of the present state; None if the log is empty or the writer of its last record is not known."""
+        """Return None if the log is empty or the writer of its last record is not known."""
         state = self.state
         if self._boundary.slot == state.slot:
             return StateIdentity(boundary=self._boundary) if state.slot else None
@@ -197,7 +190,7 @@ class ControlLog(Generic[S]):
 
     def refresh_and_check_gaps(self) -> S:
         """Read the log to its end, and raise BadControlRecord if LIST shows an object after the end: reading alone takes a gap for the end.
-        Called before irreversible decisions, and when no slot of the log is known.
+        Called before irreversible decisions.
         """
         beyond = self._last_listed_keys()
         if beyond:
@@ -210,9 +203,7 @@ class ControlLog(Generic[S]):
         return self.state
 
     def _last_listed_keys(self) -> dict[str, str]:
-        """Return the last listed key after the present state, by kind of object. Takes one LIST request, or more if other objects fill its
-        page.
-        """
+        """Return the last listed key after the present state, by kind of object."""
         last = {kind: self._last_folded_key(kind) for kind in SLOT_KINDS}
         keys = [info.key for info in islice(self.store.list(f"{self.prefix}/", after=min(last.values())), PAGE)]
         if len(keys) == PAGE:  # scratch and sidecars of a large partition
@@ -225,7 +216,6 @@ class ControlLog(Generic[S]):
         return found
 
     def _last_folded_key(self, object_kind: str) -> str:
-        """Return the key of the last object of this kind that the present state includes."""
         number = self._boundary.number if object_kind == "boundary" else self.state.slot
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
@@ -236,7 +226,7 @@ class ControlLog(Generic[S]):
         return self.state
 
     def read_history(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
-        """Return the state before the oldest record that the log still has, and each record with the state after it. For display."""
+        """Return the state before the oldest record that the log still has, and each record with the state after it."""
         while True:
             self._reset_to_snapshot()
             base = state = self._folded_state
@@ -250,7 +240,6 @@ class ControlLog(Generic[S]):
                 return base, steps
 
     def has_new_records(self) -> bool:
-        """Return whether the log has changed since this instance last read it. Makes two requests if it has not."""
         state, mark = self.state, self.state_identity()
         if mark is None:
             return self._read_object(self.control_record_object_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
@@ -264,9 +253,7 @@ class ControlLog(Generic[S]):
         return True
 
     def has_changed_since(self, slot: int, identity: StateIdentity) -> bool:
-        """Return whether the log has changed since another process read it up to and including ``slot``, or no longer has the record that
-        ``identity`` names.
-        """
+        """Return True, too, if the log no longer has the record that ``identity`` names."""
         self._boundary = identity.boundary
         if self.floor > slot or not self.contains_state(slot, identity):
             return True
@@ -276,7 +263,7 @@ class ControlLog(Generic[S]):
         )
 
     def has_min_new_records(self, min_new_record_count: int) -> bool:
-        """Return whether at least so many records follow the present state. Makes one request."""
+        """Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + min_new_record_count)) is not None
 
     def confirmed_slot(self) -> int:
@@ -285,15 +272,14 @@ class ControlLog(Generic[S]):
         return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
 
     def append_due_records(self, decide_record_to_append: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
-        """Append the record that ``decide_record_to_append`` returns, again and again until it returns None. Return the state with which it
-        returned None.
+        """Append the record that ``decide_record_to_append`` returns, until it returns None. Return the state at which it did.
 
         ``decide_record_to_append`` is called again after every append and whenever the log has grown. It must tell from the state whether
-        its record has taken effect, because nothing else proves that. It may raise an exception to give up.
+        its record has taken effect, because nothing else proves that. It may raise to give up.
 
         After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
-        :param max_lost_slots: number of slots lost to other writers after which SlotContention is raised; 0 for no limit.
+        :param max_lost_slots: slots lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
@@ -320,10 +306,10 @@ class ControlLog(Generic[S]):
                     raise SlotContention
 
     def snapshot_and_cut(self, min_new_records: int = CUT_EVERY) -> bool:
-        """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` were added
-        since the last boundary. Return whether records were deleted.
+        """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` follow the
+        last boundary. Return whether records were deleted.
 
-        Any process may do this at any time, also several at once. Makes no request if too few records were added.
+        Any process may do this at any time, also several at once.
         """
         if self._folded_state.slot - self._boundary.slot < max(min_new_records, 1):
             return False
@@ -400,7 +386,7 @@ class ControlLog(Generic[S]):
             slot = record.slot
 
     def _adopt_cached_state(self) -> bool:
-        """Continue from the cached state if there is one and the log still holds its last record. Return whether that is so."""
+        """Return False if there is no cached state, or if the log no longer holds its last record."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -412,7 +398,6 @@ class ControlLog(Generic[S]):
         return bool(found)
 
     def _reset_to_snapshot(self) -> None:
-        """Set the state to the snapshot of the highest boundary, or to the empty state if there is no boundary."""
         self._last = None
         boundary = self._boundary
         # A log of few records probably has no boundary, so no request is made. The caller reads the boundary after the records, and starts
@@ -445,7 +430,7 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/snapshot/{slot:020d}.json"
 
     def read_snapshot(self, slot: int) -> S | None:
-        """Return the snapshot taken at ``slot``, or None. Raises BadControlRecord if the object belongs to another slot or log."""
+        """Raise BadControlRecord if the object belongs to another slot or log."""
         key = self._snapshot_object_key(slot)
         snapshot = self._read_control_object(self._form.snapshot, key)
         if snapshot is None:
@@ -456,7 +441,7 @@ class ControlLog(Generic[S]):
         return snapshot.state
 
     def _create_and_verify_snapshot(self, state: S) -> bool:
-        """Create a snapshot, and return whether it can be read back. One that another process created at the same slot is equally valid."""
+        """Return whether the snapshot can be read back. A snapshot that another process created at the same slot is equally valid."""
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
             self.store.create(self._snapshot_object_key(state.slot), records.append_checksum(snapshot.model_dump_json().encode()))
@@ -468,7 +453,7 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/boundary/{number:020d}.json"
 
     def _read_boundary(self) -> LogDeletionBoundary:
-        """Makes one request if there is no new boundary; otherwise searches for the highest number by doubling and halving the step."""
+        """Makes one request if there is no new boundary."""
         known = self._boundary
         step = 1
         while (found := self._read_control_object(LogDeletionBoundary, self._boundary_object_key(known.number + step))) is not None:
@@ -490,9 +475,7 @@ class ControlLog(Generic[S]):
             pass  # the highest boundary is read again before anything is deleted
 
     def _delete_below_boundary(self) -> None:
-        """Delete the records and snapshots below the highest boundary, which is read again first; also records that a slow process wrote
-        there later.
-        """
+        """Read the highest boundary again, and delete what is below it, also records that a slow process wrote there later."""
         bound = self._read_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
             limit = f"{self.prefix}/{kind}/{beyond:020d}.json"

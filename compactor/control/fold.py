@@ -44,7 +44,6 @@ EntryWithTime = TypeVar("EntryWithTime", CompactorLeader, GroupAwaitingDeletion,
 
 
 def apply_partition_record(state: PartitionState, record: ControlRecord[Any], find_violation: RuleCheck) -> PartitionState:
-    """Return the partition's state after one more record of its control log."""
     reason = find_violation(state, record)
     changes = _changes_by_refusal(state, record, reason) if reason else EFFECTS[type(record.body)](state, record, record.body)
     changes["slot"] = record.slot
@@ -52,7 +51,7 @@ def apply_partition_record(state: PartitionState, record: ControlRecord[Any], fi
 
 
 def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> CatalogState:
-    """Return the state of the tier-wide log after one more record. Only the first record that creates a tier identity takes effect."""
+    """Only the first record that creates a tier identity takes effect."""
     return state.model_copy(update={"slot": record.slot, **_catalog_changes_by_record(state, record, record.body)})
 
 
@@ -83,9 +82,7 @@ def _catalog_changes_by_record(state: CatalogState, record: ControlRecord[Any], 
 
 
 def _changes_by_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> StateDelta:
-    """Return the changes by hints that partitions have new records. A hint without a slot discards the result of the partition's last
-    retirement check.
-    """
+    """A hint without a slot discards the result of the partition's last retirement check."""
     changes: StateDelta = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),
         "reached": _merge_slots_by_maximum(state.reached, slots),
@@ -237,7 +234,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
 
 
 def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any], reason: str) -> StateDelta:
-    """Return the changes that close all open imports; the ids that they have registered become unusable for ever."""
+    """Close all open imports; the ids that they have registered become unusable for ever."""
     entries = state.registrations.values()
     closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=reason) for entry in entries)
     changes: StateDelta = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}
@@ -312,7 +309,7 @@ def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], b
 def _changes_by_updated_import(
     state: PartitionState, record: ControlRecord[Any], registration: OpenImport, void_reason: str = ""
 ) -> StateDelta:
-    """Return the changes that store an import, which stays open until each of its ids is tiered or void (``void_reason``)."""
+    """An import stays open until each of its ids is tiered or void (``void_reason``)."""
     if registration.ids and not void_reason:
         return {"registrations": state.registrations | {registration.import_id: registration}}
     closed = ClosedImport(import_id=registration.import_id, slot=record.slot, tiered_end=registration.tiered_end, voided=void_reason)
@@ -334,7 +331,6 @@ def _announced_segment_ids(state: PartitionState) -> Iterator[str]:
 
 
 def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, ...], end_offset: int) -> StateDelta:
-    """Return the changes by the broker's new lineage."""
     # Data from a divergence on was not cleaned, so cleaner offsets above it are lowered to it.
     parted = lineage.first_divergent_offset(state.lineage, state.end_offset + 1, newer, end_offset)
     moved: StateDelta = {"lineage": newer, "lineage_end": end_offset}
@@ -346,7 +342,7 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
 
 
 def _changes_by_capped_offsets(state: PartitionState, divergence_offset: int) -> StateDelta:
-    """Return the changes that lower all cleaner offsets above ``divergence_offset`` to it, also those stored for undo and for deletions."""
+    """Lower all cleaner offsets above ``divergence_offset`` to it, also those stored for undo and for deletions."""
 
     def with_lowered_cleaner_offset(group: GroupAwaitingDeletion) -> GroupAwaitingDeletion:
         both = {name: offsets.cap_cleaner_offsets(getattr(group, name), divergence_offset) for name in ("vector_before", "vector")}
@@ -447,11 +443,9 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
 
 
 def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> StateDelta:
-    """Return the changes by a round that restores the sources of ``run_id`` as copies. The original sources are deleted at the end of their
-    grace.
+    """The sources of ``run_id`` are restored as copies; the original sources are deleted at the end of their grace.
 
     :param outputs: the run's outputs that readers no longer use.
-    :param unrestored_groups: number of groups whose outputs readers keep.
     """
     why = f"run {run_id} was taken back"
     reason = (

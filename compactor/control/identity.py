@@ -50,7 +50,7 @@ class DataRootTierId:
 
 
 def read_tier_id(ports: EnvironmentPorts) -> DataRootTierId | None:
-    """Return the tier id that is stored in the data root, or None. Raises BadData if the object is corrupt."""
+    """Return None if the data root has none. Raises BadData if the object is corrupt."""
     before = data = b""
     # The object has no checksum, so it is read until two answers in a row are equal.
     for _ in range(IDENTITY_READ_ATTEMPTS):
@@ -76,14 +76,14 @@ class DataRootOwnershipCheckByTierId:
     """
 
     def __init__(self, *, is_exclusive: bool = True) -> None:
-        """Set up the check. ``is_exclusive``: whether only this program writes into the data root; if not, every check passes."""
+        """:param is_exclusive: whether only this program writes into the data root; if not, every check passes."""
         self.tier_id = ""
         self.ours = is_exclusive
         self._asked = False
 
     def require_own_root(self, ports: EnvironmentPorts, *, repeat_if_passed_before: bool = False) -> None:
-        """Raise UsageError unless the data root certainly belongs to this tier. A root without an id gets this tier's id if the catalog
-        names every segment in it.
+        """Raise UsageError unless the data root belongs to this tier. A root without an id gets this tier's id if the catalog names every
+        segment in it.
         """
         if not self.ours or (self._asked and not repeat_if_passed_before):
             return
@@ -98,9 +98,7 @@ class DataRootOwnershipCheckByTierId:
         self._asked = True
 
     def require_not_foreign_root(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
-        """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
-        unchanged.
-        """
+        """Raise UsageError if the data root belongs to another tier. A root without an id is accepted and left unchanged."""
         found = read_tier_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
@@ -187,9 +185,7 @@ def _find_unknown_object(ports: EnvironmentPorts, catalog: CatalogState) -> str:
 
 
 def _describe_missing_segments(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return ``segments of <partition>`` if the catalog has live segments and the data root has objects of none of them, so that the
-    configured URL is not the tier's; empty otherwise.
-    """
+    """Return ``segments of <partition>`` if the catalog has live segments and the data root has objects of none; empty otherwise."""
     named = ""
     for name in catalog.topic_partitions:
         live = {segment.id for segment in open_partition_log(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
@@ -227,7 +223,7 @@ class TopicOwner(StrictFrozenModel):
     """Control store that compacts a topic. ``tier_id``: the identity in its catalog; a new one if the control store was lost and created
     again.
 
-    by, at_ms: the process that took the topic, and when by its clock, for people.
+    by, at_ms: for people.
     """
 
     topic: str
@@ -250,7 +246,7 @@ class RecordedOwner(NamedTuple):
 
 
 def read_topic_owner(data: ObjectStore, topic_id: str) -> RecordedOwner:
-    """Return the control store that compacts a topic. Raises BadData if the object is corrupt, and StoreError."""
+    """Raises BadData if the object is corrupt, and StoreError."""
     folder = f"{OWNER_PREFIX}{topic_id}/"
     numbers = [info.key.removeprefix(folder).removesuffix(".json") for info in data.list(folder)]
     number = max((int(each) for each in numbers if each.isdecimal()), default=0)
@@ -266,10 +262,6 @@ def read_topic_owner(data: ObjectStore, topic_id: str) -> RecordedOwner:
 
 @dataclass
 class TopicOwnershipCheckByObjects:
-    """Check that this control store compacts a topic, made before a process leads one of its partitions. ``topic_id``: as the brokers have
-    it now.
-    """
-
     topic_id: TopicIdOfPartition
     _tier_id: str = field(default="", init=False)
 

@@ -38,7 +38,7 @@ def register_import(
 ) -> PartitionState:
     """Register an import and its segment ids, under which objects may be uploaded from then on. All ids must be new (``ports.new_id``).
 
-    :param require_state_matches_import: called with the state to which the registration is added; raises if the import does not match it.
+    :param require_state_matches_import: raises if the import does not match the state.
 
     Raises BadData if an ordering rule refuses the registration, and Unavailable if the log grew so much that the import may have been
     voided already.
@@ -70,7 +70,7 @@ def record_tiered_segments(
     source_cleaned_to: int = 0,
     accept_loss: bool = False,
 ) -> PartitionState:
-    """Make the uploaded segments of an import readable at the end of the log, all or none. Optional arguments: see SegmentsTiered.
+    """Make the uploaded segments of an import readable at the end of the log, all or none.
 
     Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
@@ -144,9 +144,7 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
 
 
 def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Record that the log in the tier is that of a topic, or that the topic's log continues it at an offset. Raises BadData if an ordering
-    rule refuses it.
-    """
+    """Raises BadData if an ordering rule refuses the record."""
     log.refresh()
 
     def decide_record_to_append(state: PartitionState) -> TopicAdopted | None:
@@ -159,9 +157,7 @@ def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> Partition
 
 
 def record_topic_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
-    """Open the control log of a later incarnation of the topic name for a topic id. Raises BadData if the log is in use for another topic
-    id.
-    """
+    """Raises BadData if the log is in use for another topic id."""
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=operator)
 
@@ -174,7 +170,6 @@ def record_topic_incarnation_opening(log: PartitionLog, topic_id: TopicId, opera
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
-    """Return ``body``. Raises BadData with ``hint`` if an ordering rule refuses it."""
     problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise BadData(problem, segment=str(state.topic_partition), hint=hint)
@@ -182,7 +177,7 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
 
 
 def find_closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
-    """Return the import if the state remembers it as complete or void; None if it is open or not known."""
+    """Return None if the import is open or not known."""
     return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
 
 

@@ -42,7 +42,7 @@ class TopicIdRelationToTier(StrEnum):
 
 
 def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicIdRelationToTier:
-    """Return how a log with ``given_id`` relates to the tier's log with ``recorded_id``. An empty id is unknown.
+    """An empty id is unknown.
 
     :param superseded: for this topic name: former topic id -> the topic id of the topic that was created in its place.
     """
@@ -54,12 +54,12 @@ def classify_topic_id(recorded_id: TopicId, given_id: TopicId, superseded: Mappi
 
 
 def newest_successor_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> TopicId:
-    """Return the topic id that has superseded this one directly or through others; the id itself if none has."""
+    """Return the id itself if none has superseded it."""
     return (ids_that_superseded_topic(topic_id, superseded) or [topic_id])[-1]
 
 
 def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
-    """Return the topic id that the name stands for now, after ``topic_id`` was superseded; empty if it was not."""
+    """Return an empty id if ``topic_id`` was not superseded."""
     former = state.superseded.get(topic, {})
     return newest_successor_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
@@ -67,8 +67,7 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
 def latest_incarnation_among(
     partition: TopicPartition, incarnations: Iterable[TopicPartition], withdrawn: Collection[str]
 ) -> TopicPartition:
-    """Return the latest incarnation of a partition among ``incarnations``; its first one, with the plain name, if none is of this
-    partition.
+    """Return the first incarnation, with the plain name, if none is of this partition.
 
     :param withdrawn: incarnations that were opened by mistake (``CatalogState.withdrawn_partitions``), returned only if there is no other.
     """
@@ -77,13 +76,13 @@ def latest_incarnation_among(
 
 
 def latest_incarnations(incarnations: Iterable[TopicPartition], withdrawn: Collection[str]) -> list[TopicPartition]:
-    """Return the latest incarnation of each partition, ascending. ``withdrawn``: as for ``latest_incarnation_among``."""
+    """Ascending by partition. ``withdrawn``: as for ``latest_incarnation_among``."""
     ascending = sorted(incarnations, key=lambda name: (str(name) not in withdrawn, name.incarnation))
     return sorted({name.first_incarnation: name for name in ascending}.values())
 
 
 def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) -> list[TopicId]:
-    """Return the topic ids that have superseded this one, directly or through others, in this order."""
+    """Directly or through others, in this order."""
     found = []
     while topic_id in superseded:
         topic_id = superseded[topic_id]
@@ -92,9 +91,7 @@ def ids_that_superseded_topic(topic_id: TopicId, superseded: Mapping[TopicId, To
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
-    """Return why a record stating that one topic id supersedes another has no effect; empty: it counts. Used when the catalog's log is
-    replayed and before the append.
-    """
+    """Return why a record stating that one topic id supersedes another has no effect; empty: it counts."""
     former = state.superseded.get(body.topic, {})
     if body.withdrawn is not None:
         return _topic_reinstatement_problem(state, body)
@@ -110,9 +107,7 @@ def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
 
 
 def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> str:
-    """Return why a superseded topic id does not become current again. A cluster's report is not taken back: the former topic is deleted
-    there.
-    """
+    """A cluster's report is not taken back: the former topic is deleted there."""
     later = ids_that_superseded_topic(body.topic_id, state.superseded.get(body.topic, {}))
     if not later or later[-1] != body.superseded_id:
         return f"topic id {body.topic_id} was not superseded by {body.superseded_id}"
@@ -123,7 +118,7 @@ def _topic_reinstatement_problem(state: CatalogState, body: TopicRecreated) -> s
 
 
 def topic_ids_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], cluster_id: str) -> set[TopicId]:
-    """Return those of the topic ids that are recorded as this cluster's. Only that cluster can report whether they exist."""
+    """Only this cluster can report whether these topics exist."""
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
 
@@ -143,7 +138,7 @@ def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def topic_id_mismatch_problem(state: PartitionState, topic_id: TopicId) -> str:
-    """Return why a log with this topic id is not the one that the tier holds; empty: it is. An empty id conflicts with none."""
+    """An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
     if state.topic_id:
@@ -193,7 +188,6 @@ def may_cluster_report_settings(state: CatalogState, topic: str, topic_id: Topic
 
 
 def changes_by_topic_record(state: CatalogState, body: TopicsConfirmed | TopicRecreated | TopicsInspected) -> dict[str, Any]:
-    """Return the changed fields of the catalog after a record about topic ids; empty if it has no effect."""
     if isinstance(body, TopicsConfirmed):
         # The first cluster counts: topic ids are unique, so that a second one is a mistake or a copy.
         new = {topic_id: body.cluster_id for topic_id in body.topic_ids.values() if topic_id not in state.topic_clusters}

@@ -34,7 +34,7 @@ class RecordRefused(Exception):
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """Leader of a partition, for display. ``expires_ms``: until when it counts as alive, by the store's clock."""
+    """Leader of a partition, for display. ``expires_ms``: by the store's clock."""
 
     holder: str
     epoch: CompactorEpoch
@@ -43,7 +43,7 @@ class LeaseInfo:
 
 @dataclass
 class LeaderStepCounter:
-    """Count of the leader's steps of work. The heartbeat thread reads it to notice that the work hangs, and then stops sending."""
+    """Count of the leader's steps. Heartbeats end if the work hangs."""
 
     steps: int = 0
     steps_at_last_heartbeat: int = 0
@@ -52,9 +52,7 @@ class LeaderStepCounter:
     """Whether a heartbeat object may exist. A short round writes none."""
 
     def should_send_heartbeat(self, max_heartbeats_without_step: int) -> bool:
-        """Return whether to send the next heartbeat: not after more than ``max_heartbeats_without_step`` heartbeats without a step between
-        them. Called once per heartbeat.
-        """
+        """Return False after more than ``max_heartbeats_without_step`` heartbeats without a step. Called once per heartbeat."""
         self.heartbeats_without_step = 0 if self.steps != self.steps_at_last_heartbeat else self.heartbeats_without_step + 1
         self.steps_at_last_heartbeat = self.steps
         return self.heartbeats_without_step <= max_heartbeats_without_step
@@ -62,7 +60,7 @@ class LeaderStepCounter:
 
 @dataclass(frozen=True)
 class Leadership:
-    """Leadership of a partition under one compactor epoch, as far as this process knows. Every append checks that it still holds."""
+    """Leadership under one compactor epoch, as far as this process knows. Every append checks that it still holds."""
 
     ports: EnvironmentPorts
     log: PartitionLog
@@ -99,7 +97,7 @@ class Leadership:
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
     def refresh_and_require_leadership(self, *, caller_only_waits: bool = False) -> PartitionState:
-        """Read new records and return the state. Raises Fenced if another process has taken over.
+        """Raises Fenced if another process has taken over.
 
         :param caller_only_waits: whether the call does not count as a step of work.
         """
@@ -115,7 +113,7 @@ class Leadership:
         (self.ports.urgent or self.ports.control).put(_heartbeat_object_key(self.log, self.epoch), json.dumps(body).encode())
 
     def release_leadership(self) -> None:
-        """Give up the leadership. Raises Fenced if it was lost already."""
+        """Raise Fenced if the leadership was lost already."""
 
         def has_record_taken_effect(state: PartitionState) -> bool:
             leader = state.leader
@@ -127,7 +125,6 @@ class Leadership:
 
 
 def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
-    """Return why a record would have no effect if it were appended now; empty: none."""
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
 
@@ -199,7 +196,7 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
 
 
 def current_lease(ports: EnvironmentPorts, log: PartitionLog) -> LeaseInfo | None:
-    """Return the partition's leader and until when it counts as alive; None if there is no leader. Writes nothing."""
+    """Return None if there is no leader. Writes nothing."""
     leader = log.state.leader
     if leader is None or leader.released:
         return None
@@ -208,7 +205,7 @@ def current_lease(ports: EnvironmentPorts, log: PartitionLog) -> LeaseInfo | Non
 
 @contextmanager
 def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """Call ``send_heartbeat`` every ``interval_s`` seconds in a thread while the block runs. Implements HeartbeatRunner."""
+    """Send from a thread while the block runs. Implements HeartbeatRunner."""
     over = threading.Event()
 
     def send_heartbeats_until_stopped() -> None:
@@ -230,7 +227,7 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
 def _acquisition_unless_overtaken(
     log: PartitionLog, previous_leader: CompactorLeader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
-    """Return ``body``; None if the leader is no longer the one whose liveness was checked."""
+    """Return None if the leader is no longer the one whose liveness was checked."""
     if state.leader != previous_leader:
         return None
     require_effective(log, state, body)
@@ -238,7 +235,7 @@ def _acquisition_unless_overtaken(
 
 
 def _other_living_leader(ports: EnvironmentPorts, log: PartitionLog, state: PartitionState) -> CompactorLeader | None:
-    """Return the leader if it is another process and still alive. An earlier epoch of this process is ignored."""
+    """An earlier epoch of this process is ignored."""
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
         return None
@@ -251,8 +248,8 @@ def _other_living_leader(ports: EnvironmentPorts, log: PartitionLog, state: Part
 
 
 def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: CompactorLeader) -> int:
-    """Return the store's time of a leader's last heartbeat, or of its acquisition if it has sent none; 0 if that record was deleted and the
-    snapshot does not state its time.
+    """Return the store's time; that of the acquisition if the leader has sent no heartbeat, 0 if that record was deleted and the snapshot
+    does not state its time.
     """
     try:
         return ports.control.head(_heartbeat_object_key(log, leader.epoch)).modified_ms
@@ -304,7 +301,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
 
 
 def record_broker_log_start(leadership: Leadership) -> int:
-    """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
+    """Return the highest log start that is recorded.
 
     Raises Unavailable if no leader answers, and Fenced if this process no longer leads.
     """
@@ -319,19 +316,19 @@ def record_broker_log_start(leadership: Leadership) -> int:
 
 @dataclass
 class BrokerExpiredSegmentCache:
-    """Cache of the segments of one open round that brokers have expired. Expired segments never return."""
+    """Cache for one open round. Expired segments never return."""
 
     leadership: Leadership
     ids: set[str] = field(default_factory=set)
 
     def select_expired(self, segment_ids: Iterable[str]) -> frozenset[str]:
-        """Return which of these segments have expired. Brokers are asked only about segments that are not cached as expired."""
+        """Brokers are asked only about segments that are not cached as expired."""
         names = frozenset(segment_ids)
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
     def have_more_sources_expired(self, intent: RoundIntent) -> bool:
-        """Ask brokers about the sources of the round. Return whether any of them expired since the last call."""
+        """Return whether any source has expired since the last call."""
         before = len(self.ids)
         self.select_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
@@ -341,7 +338,6 @@ class BrokerExpiredSegmentCache:
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
-        """Return the first task of whose sources some have expired, but not all."""
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.is_task_expired(task)), None)
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:

@@ -28,8 +28,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> str:
-    """Return why a new segment does not cover its sources exactly (coverage, I1): it must have their start offset, end offset and all their
-    leader epochs, and a size of at least one byte.
+    """Return why a new segment does not have the start offset, end offset and all leader epochs of its sources, and a size of at least one
+    byte (coverage, I1).
     """
     if not sources:
         return f"segment {new_segment.id} replaces nothing that is live"
@@ -48,7 +48,6 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
 
 
 def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return why the future segment of a task would not cover its sources exactly (coverage, I1)."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
     epochs = lineage.merge_segment_lineages([source.leader_epochs for source in sources])
@@ -58,7 +57,6 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
 
 
 def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
-    """Return how the new segment in a receipt differs from the one that its task announced."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
         return f"group {task.group} made another segment than it announced"
@@ -66,7 +64,6 @@ def task_output_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata)
 
 
 def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return which segment is empty or lacks leader epochs."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
             return f"segment {segment.id} is empty or has no leader epoch"
@@ -74,7 +71,6 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str
 
 
 def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return which segment does not start directly after the one before it."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:
             return f"segment {after.id} starts at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -90,22 +86,20 @@ ReplacedGroup = GroupAwaitingDeletion | GroupAwaitingDeletionSummary
 
 
 def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
-    """Return how long a group is kept after readers stopped using it: the recorded time or that of the settings, whichever is longer. The
-    undo window applies only to groups that ``undo`` can restore.
+    """Return the recorded time or that of the settings, whichever is longer. The undo window applies only to groups that ``undo`` can
+    restore.
     """
     grace = max(retention.grace_ms, group.grace_ms or 0)
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
 def earliest_deletion_time_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
-    """Return the first time at which a group may be deleted."""
     return slot_times_ms.get(group.slot, now_ms) + grace_period_ms(group, retention)
 
 
 def import_abandoned_at_ms(
     registration: OpenImport | ImportSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> int:
-    """Return the first time at which an open import is regarded as abandoned."""
     return slot_times_ms.get(registration.slot, now_ms) + retention.orphan_age_ms
 
 
@@ -113,12 +107,11 @@ S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 
 def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
-    """Return the live segments that lie wholly below an offset, except the newest segment, which always stays."""
+    """Return the segments wholly below ``offset``, except the newest segment, which always stays."""
     return tuple(segment for segment in live[:-1] if segment.end_offset < offset)
 
 
 def build_log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
-    """Return the record that raises the log start to this offset."""
     gone = segments_removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
@@ -198,7 +191,6 @@ def check_expired_groups(state: PartitionState, record: ControlRecord[Any]) -> s
 
 
 def truncation_problem(state: PartitionState, offset: int) -> str:
-    """Return a message if the log start was raised to this offset or beyond."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"

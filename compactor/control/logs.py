@@ -47,9 +47,7 @@ from compactor.model.ids import TopicPartition
 
 
 def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
-    """Return whether a regular expression matches the whole topic name, or the whole ``topic-partition`` with or without the suffix of the
-    incarnation.
-    """
+    """Match the whole topic name, or the whole ``topic-partition`` with or without the suffix of the incarnation."""
     return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
@@ -65,9 +63,7 @@ def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
 
 
 def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
-    """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before. Raises UsageError if it
-    is not a valid regular expression.
-    """
+    """Return whether the pattern was not paused before. Raises UsageError if it is not a valid regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -81,7 +77,7 @@ def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) 
 
 
 def resume_rounds(catalog: CatalogLog, pattern: str, operator: str) -> None:
-    """End the pause that has this pattern. Raises UsageError if there is none."""
+    """Raises UsageError if there is no such pause."""
     known = catalog.refresh().paused
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
@@ -91,7 +87,6 @@ def resume_rounds(catalog: CatalogLog, pattern: str, operator: str) -> None:
 
 
 def request_round(catalog: CatalogLog, partition: TopicPartition, operator: str) -> None:
-    """Record a person's request for a round. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
     body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=operator)
     catalog.append_due_records(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
@@ -139,7 +134,7 @@ def open_partition_log(
     control_log_name: str = "",
     convert_to_reader_state: Callable[[PartitionState], PartitionState] | None = None,
 ) -> PartitionLog:
-    """Return a partition's control log under a new writer incarnation. Makes no request yet.
+    """Makes no request.
 
     :param min_slot: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
     refused.
@@ -151,8 +146,8 @@ def open_partition_log(
 
 
 def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
-    """Return ``read_once()``, which folds the log and reads objects. It is called again if it raises NotFound, because an object was
-    deleted meanwhile. Raises BadData if an object is missing in the last attempt, too.
+    """Call ``read_once`` again if it raises NotFound, because an object was deleted meanwhile. Raises BadData if an object is missing in
+    the last attempt, too.
     """
     for _ in range(attempts - 1):
         with suppress(NotFound):
@@ -182,7 +177,7 @@ def create_tier(
 
     For a compactor-managed tier the caller first checks that no other tier owns the data root (control.identity).
 
-    :param hash_key: key that was used already, because keys were hashed before the tier existed; empty to create a random one.
+    :param hash_key: key with which keys were hashed already; empty to create a random one.
     :param url, cluster_id: of a broker-managed tier; empty for other tiers, or if unknown.
     """
     log = open_catalog(ports)
@@ -204,7 +199,6 @@ def create_tier(
 
 
 def require_matching_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
-    """Raise UsageError if the configured kind, layout or number of key entropy bits differs from the tier's identity."""
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
             f"the tier at {url} is of kind {state.kind} and layout {state.layout}, not {kind} and {layout}",
@@ -251,7 +245,7 @@ def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> N
 
 
 def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
-    """Record the present length of many control logs in one record, so that a log which loses records later is noticed."""
+    """Use one record for all logs. A log that loses records later is then noticed."""
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
     slots = {log.name: log.confirmed_slot() for log in behind}
@@ -268,9 +262,7 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
 
 
 def record_deletion_checks(catalog: CatalogLog, inspections: Mapping[str, DeletionCheckResult]) -> None:
-    """Record until when partitions need no check for segments to delete. If other processes keep appending to the log, nothing is recorded,
-    and the check is merely repeated.
-    """
+    """If other processes keep appending to the log, nothing is recorded."""
     left = dict(inspections)
 
     def decide_record_to_append(state: CatalogState) -> PartitionsInspected | None:
@@ -289,9 +281,7 @@ def record_deletion_checks(catalog: CatalogLog, inspections: Mapping[str, Deleti
 
 
 def collect_queued_hints(catalog: CatalogLog) -> int:
-    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
-    StoreError.
-    """
+    """Move queued hints into the tier-wide log, as one record. Return their number. Raises StoreError."""
     found: dict[str, int] = {}
     keys: list[str] = []
     for info in islice(catalog.store.list(f"{catalog.prefix}/inbox/"), INBOX):
@@ -324,7 +314,7 @@ def _has_newer_hint(state: CatalogState, name: str, partition_log_slot: int, aft
 
 
 def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Store change hints as separate objects, so that writers do not compete for the next slot. Store errors are ignored."""
+    """Hints are separate objects, so that writers do not compete for the next slot. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"
         hint = PartitionChanged(topic=name.topic, partition=name.partition, incarnation=name.incarnation, slot=slot)
@@ -333,7 +323,7 @@ def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> No
 
 
 def write_snapshot_if_due(log: ControlLog[Any]) -> None:
-    """Replace old records by a snapshot if enough were added since the last one. If the store is busy, a later call tries again."""
+    """If the store is busy, a later call tries again."""
     try:
         log.snapshot_and_cut()
     except (Unavailable, OutOfBudget):

@@ -20,9 +20,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offset: int | None = None) -> RemoteLogSegmentMetadata:
-    """Convert a broker's segment record to this program's metadata.
+    """Convert a broker's record.
 
-    :param last_offset: last offset that readers read from the segment, inclusive; None for the segment's end offset.
+    :param last_offset: last offset that readers read, inclusive; None for the segment's end offset.
 
     Brokers do not state modification times or content. The largest timestamp (or the event's, if there is none) replaces the modification
     time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment.
@@ -46,9 +46,7 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
 def build_broker_changes_record(
     state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
 ) -> SegmentsMirrored | None:
-    """Return the record of changes in the brokers' view since ``state``; None if nothing has changed. Fields of known segments that brokers
-    do not report are taken from the state.
-    """
+    """Return None if nothing has changed. Fields of known segments that brokers do not report are taken from the state."""
     known = state.live_segments_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
     wanted = {(link.segment.id, link.last) for link in view.links}
@@ -79,7 +77,6 @@ def _end_dependent_fields(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
 
 
 def changes_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
-    """Return the fields of the state that a *segments mirrored* record changes."""
     changes: dict[str, Any] = {"live": live_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
     # Data from the first divergence on, or from the first offset that is read from another segment, was not cleaned: cleaner offsets are
@@ -97,9 +94,7 @@ def changes_by_broker_record(state: PartitionState, body: SegmentsMirrored) -> d
 
 
 def _first_rerouted_offset(state: PartitionState, body: SegmentsMirrored) -> int | None:
-    """Return the first offset that readers now read from another segment than before; None: none. Segments that the open round writes do
-    not count.
-    """
+    """First offset that readers now read from another segment than before. Segments that the open round writes do not count."""
     ends = {segment.id: segment.end_offset for segment in state.live}
     planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
     new = (segment for segment in body.added if segment.id not in planned)
@@ -114,14 +109,11 @@ def live_after_broker_changes(state: PartitionState, body: SegmentsMirrored) -> 
 
 
 def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
-    """Return the state with the segments that brokers report, for code that only reads."""
     body = build_broker_changes_record(state, view)
     return state if body is None else state.model_copy(update=changes_by_broker_record(state, body))
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
-    """Return the ids of the segments that the open round reads or skips. None of them may leave the live segments while the round is
-    open.
-    """
+    """Return segments that may not leave the live segments while the round is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

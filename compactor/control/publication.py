@@ -47,9 +47,7 @@ from compactor.tier.sidecars import sidecar_object_keys
 
 
 def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> str:
-    """Return which equation of the balance does not hold for a round's receipts; empty: all hold. Receipts of earlier versions state no
-    balance and are accepted.
-    """
+    """Receipts of earlier versions state no balance and are accepted."""
     live = state.live_segments_by_id()
     tasks = {task.group: task for task in intent.plan.tasks}
     for receipt in intent.receipts:
@@ -69,14 +67,14 @@ def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> str:
 
 
 def sum_published_balances(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
-    """Return the sum of the balances of the groups that ``replacements`` publish; None if one of them has no balance."""
+    """Return None if a published group has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
 
 
 def content_digest_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> CountAndDigestSum | None:
-    """Return the digest sum of all batches that readers have after these replacements; None if one segment has no recorded sum."""
+    """Return the sum of all batches that readers have; None if one segment has no recorded sum."""
     gone = {source for new in replacements for source in new.sources}
     return sum_batch_digests([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
 
@@ -85,13 +83,12 @@ POLL_INTERVAL_MS = 1000
 
 
 def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
-    """Record the plan of a round as its intent, after which the round's objects may be created."""
+    """Record the round's intent, after which its objects may be created."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
 def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
-    """Record receipts of finished groups, so that a process which resumes the round does not repeat them."""
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
 
@@ -103,15 +100,12 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
 
 
 def record_scan_results(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
-    """Record which scratch objects have the result of pass 1, so that a process which resumes the round does not repeat it."""
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Status and figures that the run history stores for a published round."""
-
     status: RunHistoryStatus
     stats: dict[str, int | float | str]
 
@@ -119,8 +113,7 @@ class RunOutcome:
 def publish_round(
     leadership: Leadership, intent: RoundIntent, outcome: RunOutcome, on_begun: Callable[[], None] = lambda: None
 ) -> PartitionState:
-    """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history. On
-    broker-managed tiers readers change over in several steps, before the record.
+    """On broker-managed tiers readers change over in several steps, before the record.
 
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
     """
@@ -163,7 +156,6 @@ def _build_round_published_record(
     expired: BrokerExpiredSegmentCache,
     outcome: RunOutcome,
 ) -> RoundPublished:
-    """Return the record without the groups of ``unpublished_segment_ids``, whose sources brokers had deleted."""
     state, ports = leadership.state, leadership.ports
     kept = tuple(new for new in replacements if new.segment.id not in unpublished_segment_ids)
     published = {new.segment.id for new in kept}
@@ -218,8 +210,8 @@ def withdraw_leftover_segments(leadership: Leadership) -> int:
 
 
 def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
-    """Record that an announced plan is undone, withdraw its segments from readers, and delete its objects. Raises Fenced if this process no
-    longer leads; then nothing is deleted.
+    """Withdraw the plan's segments from readers, and delete its objects. Raises Fenced if this process no longer leads; then nothing is
+    deleted.
     """
     run_id = intent.plan.run_id
     state = leadership.append_record(
@@ -238,8 +230,6 @@ def abandon_announced_plan(leadership: Leadership, intent: RoundIntent, reason: 
 
 
 def record_unpublished_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
-    """Record the outcome of a run that published nothing."""
-
     def has_record_taken_effect(state: PartitionState) -> bool:
         run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
@@ -248,7 +238,7 @@ def record_unpublished_run_end(leadership: Leadership, ended: RunEnded) -> Parti
 
 
 def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
-    """Delete the scratch objects of a run unless it is still open. Raises Fenced."""
+    """Do nothing if the run is still open. Raises Fenced."""
     leadership.require_leadership_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
     if keys and not _is_open_run(leadership.state, intent.plan.run_id):
@@ -256,9 +246,7 @@ def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
 
 
 def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
-    """Delete the objects and sidecars of segments. Raises Fenced if this process no longer leads, and CompactorError if a segment is in use
-    in ``state``.
-    """
+    """Delete objects and sidecars. Raises Fenced if this process no longer leads, and CompactorError if ``state`` uses a segment."""
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.topic_partition, segments)
@@ -267,13 +255,12 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
 
 
 def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Check the stored objects of these segments, and return how the first damaged segment differs from its record; empty: all match."""
+    """Return how the first damaged segment differs from its record; empty: all match."""
     problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 
 
 def was_round_published(state: PartitionState, run_id: str) -> bool:
-    """Return whether the folded state shows that the round was published."""
     run = state.find_run(run_id)
     return run is not None and run.published_slot > 0
 
@@ -290,8 +277,8 @@ def _is_open_run(state: PartitionState, run_id: str) -> bool:
 
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
-    """Restart, as an empty log, a control log that cannot be recovered. The tier then no longer knows which objects belong to the
-    partition's segments.
+    """Restart a log that cannot be recovered, as an empty log. The tier then no longer knows which objects belong to the partition's
+    segments.
     """
     name = TopicPartition.parse_partition_store_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
@@ -299,8 +286,6 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
 
 
 class PartitionStatesAroundDeletion(NamedTuple):
-    """States directly before and after the deletion of a partition."""
-
     before: PartitionState
     after: PartitionState
 
@@ -308,7 +293,7 @@ class PartitionStatesAroundDeletion(NamedTuple):
 def delete_partition(
     ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
 ) -> PartitionStatesAroundDeletion:
-    """Delete a partition. An open round is undone, and open imports become void.
+    """An open round is undone, and open imports become void.
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
 
@@ -328,10 +313,10 @@ def delete_partition(
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:
-    """Raise the log start, and remove the segments wholly below it. Nothing is written if the log start is there already and no segment can
-    be removed.
+    """Remove the segments wholly below the new log start. Nothing is written if the log start is there already and no segment can be
+    removed.
 
-    :param choose_offset: called with the latest state, and again after each change. Returns the new log start, or None to leave it.
+    :param choose_offset: called again after each change. Returns None to leave the log start.
 
     Raises StoreError if it is unknown whether the record was written.
     """
@@ -350,8 +335,8 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
 
 
 def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, run_id: str) -> PartitionState:
-    """Direct readers back to the segments that a run replaced: a publication of its own under a new compactor epoch. The cleaner offsets
-    return to their earlier value, and the run's outputs wait for grace.
+    """Direct readers back to the segments that a run replaced, under a new compactor epoch. The cleaner offsets return to their earlier
+    value, and the run's outputs wait for grace.
 
     Raises UsageError if a rule refuses the undo, because a round is open, a later round exists, or the deletion of the sources has begun.
     Raises BadData if a source is missing or damaged, Leased if another compactor leads the partition, and Fenced if another one takes over
@@ -385,7 +370,6 @@ def _replaced_segments(state: PartitionState, run_id: str) -> list[RemoteLogSegm
 
 
 def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
-    """Return the new segments of a run that readers still use."""
     made = {name for group in state.waiting if group.run_id == run_id and not group.undone for name in group.replaced_by.values()}
     return [segment for segment in state.live if segment.id in made]
 
@@ -401,6 +385,5 @@ def _require_intact_segments(
 
 
 def was_round_undone(state: PartitionState, run_id: str) -> bool:
-    """Return whether the folded state shows that the run was undone."""
     run = state.find_run(run_id)
     return run is not None and run.status == RunHistoryStatus.REVERTED

@@ -39,7 +39,7 @@ class BadControlRecord(BadData):
 
 
 class ScratchObject(StrictFrozenModel):
-    """Reference to an object under the partition's scratch prefix, for instance a segment's survivor bitmap."""
+    """Reference to an object under the partition's scratch prefix."""
 
     key: str
     size: int
@@ -47,7 +47,7 @@ class ScratchObject(StrictFrozenModel):
 
 
 class LeaderRecord(StrictFrozenModel):
-    """Record that only the leader of the partition may write, under its compactor epoch."""
+    """Record that only the partition's leader may write, under its compactor epoch."""
 
     type: str
     leader_epoch: CompactorEpoch
@@ -68,7 +68,7 @@ class LeadershipAcquired(LeaderRecord):
 
 
 class LeadershipReleased(LeaderRecord):
-    """Record: the leader of this compactor epoch has given up its leadership."""
+    """Record: the leader has given up its leadership."""
 
     type: Literal["leadership_released"] = "leadership_released"
 
@@ -83,7 +83,7 @@ class SegmentIdsRegistered(StrictFrozenModel):
 
 
 class LastImportedBatch(StrictFrozenModel):
-    """One of the last imported batches. ``digest``: of the batch's header as the broker wrote it, including the CRC of the batch."""
+    """One of the last batches. ``digest``: of the header as the broker wrote it, including the CRC of the batch."""
 
     base_offset: Offset
     last_offset: Offset
@@ -91,17 +91,15 @@ class LastImportedBatch(StrictFrozenModel):
 
 
 class SegmentsTiered(StrictFrozenModel):
-    """Record: registered segments are uploaded and stand at the end of the log, so that readers find them. Needs no leadership.
+    """Record: registered segments are uploaded; readers find them at the end of the log. Needs no leadership.
 
     lineage: the broker's leader-epoch lineage as far back as the broker has it, with epochs that begin after the last segment (earlier
         versions left those out); empty if unknown.
     tail: the last batches of these segments, by which the next import checks that it continues the same log, even when the segments are
-    gone.
-    topic_id: id of the broker's topic; empty if unknown.
+        gone.
     log_start_offset: first offset that readers may see, if the broker has deleted records before it. Stated only with the first segments of
         a partition.
-    source_cleaned_to: the offset up to which a log cleaner had compacted the log before its import, as its batches or its broker's
-        checkpoint show; 0 if they show nothing.
+    source_cleaned_to: offset up to which a log cleaner had compacted the log before its import; 0 if unknown.
     accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
     """
 
@@ -127,17 +125,16 @@ class SegmentsPrepended(StrictFrozenModel):
 
 
 class TailTruncated(StrictFrozenModel):
-    """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. This one
-    record removes the old branch from the view and adds the first segments of the new one. Needs no leadership.
+    """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. Needs no
+    leadership.
 
     cut_id: id of the import under which the new segments are registered. It also names the discarded segments while they wait for grace.
     offset: first offset that the new leader's log does not share with the tier.
     voided: the live segments that end at ``offset`` or later.
     head: new segment with the batches that the first discarded segment has below ``offset``; None if that segment begins at ``offset``.
     epoch: leader epoch of the new branch at ``offset``. Set only in records of earlier versions, which have no ``lineage``.
-    segments: the first segments of the new branch; empty if the broker has sealed none of it yet.
-    lineage: all leader epochs of the broker; empty if unknown. It identifies a replica that has missed the truncation.
-    tail: the last batches of ``segments``.
+    segments: the first segments of the new branch; empty if the broker has sealed none of it yet. tail: their last batches.
+    lineage: all leader epochs of the broker, which identify a replica that has missed the truncation; empty if unknown.
     accept_loss: a person has accepted that rounds beyond ``offset`` cannot be undone, so that some keys lose their last value.
     """
 
@@ -156,13 +153,11 @@ class TailTruncated(StrictFrozenModel):
 
     @property
     def new_segments(self) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """All segments that the truncation adds."""
         return self.segments if self.head is None else (self.head, *self.segments)
 
 
 class TopicAdopted(StrictFrozenModel):
-    """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership. An import writes it
-    after the records of a directory compared equal with the tier's; a person writes it if nothing can be compared.
+    """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership.
 
     topic_id: id of the broker's topic from here on; empty if only the seam is declared.
     previous_id: the topic id that the tier had when this was decided; the record is void if the tier has another one by now.
@@ -190,9 +185,8 @@ class IncarnationOpened(StrictFrozenModel):
 class PartitionDeleted(LeaderRecord):
     """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
 
-    deleted_topic_id: id of the topic, if the cluster has deleted it. The control log then keeps the id, because a later topic of this name
-    is a
-        new incarnation with its own log.
+    deleted_topic_id: id of the topic, if the cluster has deleted it. The control log keeps it, because a later topic of this name is a new
+        incarnation.
     """
 
     type: Literal["partition_deleted"] = "partition_deleted"
@@ -201,7 +195,7 @@ class PartitionDeleted(LeaderRecord):
 
 
 class LogStartRaised(LeaderRecord):
-    """Record: readers begin at ``offset`` from here on, because retention or a person has deleted the records below it.
+    """Record: readers begin at ``offset`` from here on.
 
     offset: at most one above the last offset in the tier.
     ids: the live segments wholly below it, never the newest. They are deleted after grace, and cannot be restored.
@@ -228,7 +222,7 @@ class LineageRecorded(StrictFrozenModel):
 
 
 class SegmentsMirrored(LeaderRecord):
-    """Record: changes of a partition that brokers reported in their metadata topic, relative to what the control log has.
+    """Record: changes in the brokers' metadata, relative to the control log.
 
     added: segments that readers find now, in order. One that is also in ``gone`` is now read up to a different offset than before.
     gone: ids of segments that readers no longer find.
@@ -252,7 +246,7 @@ class BrokerLogStartSeen(LeaderRecord):
 
 
 class ImportVoided(LeaderRecord):
-    """Record: the ids of this import that have not been tiered are unusable for ever."""
+    """Record: the import's ids that are not tiered are unusable for ever."""
 
     type: Literal["import_voided"] = "import_voided"
     import_id: str
@@ -260,21 +254,21 @@ class ImportVoided(LeaderRecord):
 
 
 class PlanAnnounced(LeaderRecord):
-    """Record: the intent of a round, that is the whole plan with the ids of all segments that it may create."""
+    """Record: the intent of a round, with the ids of all segments that it may create."""
 
     type: Literal["plan_announced"] = "plan_announced"
     plan: CompactionPlan
 
 
 class ReceiptsAdded(LeaderRecord):
-    """Record: these groups are rewritten, checked and uploaded by the open round; a resumed round does not repeat them."""
+    """Record: these groups are rewritten, checked and uploaded by the open round."""
 
     type: Literal["receipts_added"] = "receipts_added"
     receipts: tuple[CompactionReceipt, ...]
 
 
 class SurvivorsStored(LeaderRecord):
-    """Record: pass 1 of the open round is complete. Its result is in these scratch objects."""
+    """Record: the result of pass 1 of the open round is in these objects."""
 
     type: Literal["survivors_stored"] = "survivors_stored"
     run_id: str
@@ -282,7 +276,7 @@ class SurvivorsStored(LeaderRecord):
 
 
 class IntentUndone(LeaderRecord):
-    """Record: the announced plan will never be published; the ids that it announced are unusable for ever."""
+    """Record: the plan will never be published; its ids are unusable for ever."""
 
     type: Literal["intent_undone"] = "intent_undone"
     run_id: str
@@ -290,9 +284,7 @@ class IntentUndone(LeaderRecord):
 
 
 class PublicationBegun(LeaderRecord):
-    """Record: readers are about to be directed to the round's new segments in several steps, so the round can no longer be undone.
-    Broker-managed tiers only.
-    """
+    """Record: readers are about to change over in several steps, so the round can no longer be undone. Broker-managed tiers only."""
 
     type: Literal["publish_begun"] = "publish_begun"
     run_id: str
@@ -301,14 +293,14 @@ class PublicationBegun(LeaderRecord):
 class RoundPublished(LeaderRecord):
     """Record: all replacements of a round and its new cleaner offsets become effective together, all or nothing.
 
-    cut_off: groups that are not among the replacements, because a broker had deleted one of their sources. The cleaner offset then stays.
+    cut_off: groups that are not among the replacements, because a broker had deleted one of their sources. The cleaner offset stays.
     expired: groups that are not among the replacements, because brokers have deleted all of their sources from the front of the log. The
-        cleaner offset advances all the same.
+        cleaner offset advances.
     grace_ms, undo_window_ms: the publishing process's [publish] settings. Every process keeps the replaced segments at least this long.
         None in records of version 1.
     balance: sums of the records that all groups read and wrote; None if a receipt states none.
-    content: digest sum of all batches that readers have after the round; None if one segment has no recorded sum.
-    status, stats: outcome and figures for the run history; empty in records of earlier versions, where *run ended* has them.
+    content: digest sum of all batches that readers have; None if one segment has none.
+    status, stats: for the run history; empty in records of earlier versions, where *run ended* has them.
     """
 
     type: Literal["round_published"] = "round_published"
@@ -353,13 +345,12 @@ NEXT_STEP_STAT = "next_step"
 
 
 class RunEnded(LeaderRecord):
-    """Record: outcome and cost of a run that published nothing, for the run history.
+    """Record: outcome and cost of a run that published nothing.
 
     status: a value of RunHistoryStatus.
     reason, segment: why and where a run was quarantined.
-    stats: figures for people and scripts. No decision depends on them. Of a quarantined run, BLOCKED_BY_STAT is the cause (a BlockedCause;
-        damaged data if it is missing) and NEXT_STEP_STAT what a person can do.
-    keyless: the records without a key that were refused; None if the reason is another.
+    stats: no decision depends on them. Of a quarantined run, BLOCKED_BY_STAT is the cause (a BlockedCause; damaged data if it is missing)
+        and NEXT_STEP_STAT what a person can do.
     """
 
     type: Literal["run_ended"] = "run_ended"
@@ -404,7 +395,7 @@ BodyT = TypeVar("BodyT")
 
 
 class ControlRecord(StrictFrozenModel, Generic[BodyT]):
-    """One record of a control log, with the identity of its writer, at one slot.
+    """One record of a control log.
 
     A process takes a stored record for its own only if incarnation and attempt are those with which it tried to create the record. Equal
     content proves nothing, because two processes of one host write the same content.
@@ -431,7 +422,7 @@ def append_checksum(json_document: bytes) -> bytes:
 
 
 def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
-    """Return the JSON text that ``append_checksum`` has wrapped with its CRC-32. Raises BadControlRecord if the checksum does not match."""
+    """Raises BadControlRecord if the checksum does not match."""
     if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
         raise _corrupt_record_error(source_name, "it is not a control record, or it is cut short")
     document = data[27:-1]
@@ -441,8 +432,6 @@ def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
 
 
 class _FormatVersion(StrictFrozenModel):
-    """Version field of a record; the only type here that ignores unknown fields."""
-
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     version: int
@@ -466,7 +455,6 @@ ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 def decode_checksummed_json(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
-    """Return the value that is stored with a checksum in ``data``. Raises BadControlRecord."""
     document = verify_and_strip_checksum(data, source_name)
     try:
         return kind.model_validate_json(document)
@@ -489,12 +477,11 @@ def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:
 
 
 class TierCreated(StrictFrozenModel):
-    """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key with which all record keys are hashed.
+    """Record: the tier's identity. ``hash_key``: 32 hex digits, the SipHash key with which all record keys are hashed.
 
-    key_entropy_bits: [tier] key_entropy_bits. Versions of the program without this setting refuse a record that has the field.
-    url, cluster_id: location and cluster of a broker-managed tier, which identify it, because no object that would identify it may be
-    stored
-        among brokers' objects. Empty for other tiers.
+    key_entropy_bits: versions of the program without this setting refuse the field.
+    url, cluster_id: location and cluster of a broker-managed tier, which identify it, because no object for this may be stored among
+        brokers' objects. Empty for other tiers.
     """
 
     type: Literal["tier_created"] = "tier_created"
@@ -536,18 +523,14 @@ class SlotsReached(StrictFrozenModel):
 
 
 class PartitionsChanged(StrictFrozenModel):
-    """Record: PartitionChanged for many partitions. Written from change hints that were stored as separate objects."""
+    """Record: PartitionChanged for many partitions."""
 
     type: Literal["partitions_changed"] = "partitions_changed"
     slots: dict[str, int]
 
 
 class DeletionCheckResult(NamedTuple):
-    """Result of checking which objects of a partition can be deleted: its control log ended at ``slot``, and no object can be deleted
-    before ``next_ms``.
-
-    at_ms: time of the check, in milliseconds since the epoch.
-    """
+    """The partition's control log ended at ``slot``, and no object can be deleted before ``next_ms``."""
 
     slot: int
     next_ms: int
@@ -555,9 +538,7 @@ class DeletionCheckResult(NamedTuple):
 
 
 class PartitionsInspected(StrictFrozenModel):
-    """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. No decision depends on
-    it.
-    """
+    """Record: results by partition. No decision depends on them."""
 
     type: Literal["partitions_looked"] = "partitions_looked"
     looks: dict[str, DeletionCheckResult]
@@ -581,7 +562,7 @@ class RoundsResumed(StrictFrozenModel):
 
 
 class RoundRequested(_RecordAboutPartition):
-    """Record: a round is requested over this partition whatever its dirty ratio; a daemon starts it at its next scan."""
+    """Record: a round is requested over this partition whatever its dirty ratio."""
 
     type: Literal["round_wanted"] = "round_wanted"
     by: str
@@ -591,10 +572,8 @@ class TopicsConfirmed(StrictFrozenModel):
     """Record: a cluster has reported these topic names with their ids. From then on only this cluster can report whether these topics
     exist.
 
-    topic_ids: topic name -> topic id.
     settings: topic name -> what applies to its compaction and is set on the topic itself, by Kafka's names; empty for a topic that the
-        cluster does not compact. A topic that is not named keeps what is recorded. Versions of the program without this field refuse a
-        record that has it.
+        cluster does not compact. A topic that is not named keeps what is recorded. Earlier versions refuse this field.
     """
 
     type: Literal["topics_confirmed"] = "topics_confirmed"
@@ -607,9 +586,9 @@ class TopicRecreated(StrictFrozenModel):
     """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id does not become current again,
     unless a person takes back what a person has reported.
 
-    cluster_id: the cluster that reported this; empty if a person did (``import --new-incarnation``).
-    withdrawn: given if a person takes back that ``topic_id`` was superseded: the incarnations that the name does not mean any more. None
-        otherwise. Versions of the program without this field refuse a record that has it.
+    cluster_id: the cluster that reported this; empty if a person did.
+    withdrawn: given if a person takes back that ``topic_id`` was superseded: the incarnations that the name does not mean any more. Earlier
+        versions refuse this field.
     """
 
     type: Literal["topic_recreated"] = "topic_recreated"

@@ -1,4 +1,4 @@
-"""Folded states of control logs: everything that decisions about a partition, or about the tier, are made from."""
+"""Folded states of control logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compactor.model.segment import (
 
 
 class RoundStage(StrEnum):
-    """Stages that a round can pass through, from its announcement to the deletion of the replaced segments, in the order of STAGES."""
+    """Stage of a round, in the order of STAGES."""
 
     ANNOUNCED = "announced"
     UPLOADED = "uploaded"
@@ -65,15 +65,13 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 
 
 def stage_of_intent(intent: RoundIntent) -> RoundStage:
-    """Return the stage that an open intent has reached. A resumed round continues from there."""
+    """A resumed round continues from this stage."""
     if intent.begun_slot:
         return RoundStage.PUBLISH_BEGUN
     return RoundStage.ANNOUNCED if intent.pending_tasks else RoundStage.UPLOADED
 
 
 class RoundStageTracker:
-    """Present stage of one round, or of segments that are retired together."""
-
     def __init__(self, stage: RoundStage | None = None) -> None:
         self.stage = stage
 
@@ -97,7 +95,7 @@ class ControlLogState(StrictFrozenModel):
 class CompactorLeader(StrictFrozenModel):
     """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
-    since_ms: the store's modification time of the record at ``slot``; None as long as that record exists, because the store has its time.
+    since_ms: the store's modification time of the record at ``slot``; None as long as that record exists.
     """
 
     epoch: CompactorEpoch
@@ -111,9 +109,9 @@ class CompactorLeader(StrictFrozenModel):
 
 
 class CompactorEpochAndEnding(StrictFrozenModel):
-    """One compactor epoch. ``ended``: released, replaced, or empty while the epoch lasts.
+    """One epoch. ``ended``: released, replaced, or empty while the epoch lasts.
 
-    delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers; 0 if never or unknown.
+    delivery_timeout_ms: as in LeadershipAcquired.
     """
 
     epoch: CompactorEpoch
@@ -129,7 +127,6 @@ class CompactorEpochAndEnding(StrictFrozenModel):
 class RoundIntent(StrictFrozenModel):
     """The open intent: a plan that was announced and neither published nor undone.
 
-    receipts: results of the groups that are rewritten and uploaded.
     survivors: scratch objects with the result of pass 1; empty until it is complete.
     begun_slot: slot of the *publish begun* record; 0 as long as the round can be undone.
     """
@@ -143,13 +140,12 @@ class RoundIntent(StrictFrozenModel):
 
     @property
     def pending_tasks(self) -> tuple[CompactionTask, ...]:
-        """Tasks without a receipt."""
         done = {receipt.group for receipt in self.receipts}
         return tuple(task for task in self.plan.tasks if task.group not in done)
 
 
 class OpenImport(StrictFrozenModel):
-    """An open import. ``ids``: registered segment ids that are not tiered yet. ``since_ms``: as in CompactorLeader.
+    """Import. ``ids``: registered segment ids that are not tiered yet. ``since_ms``: as in CompactorLeader.
 
     tiered_end: last offset that it has tiered, inclusive; -1 for none.
     """
@@ -199,7 +195,7 @@ class RunHistoryEntry(StrictFrozenModel):
     """One run in a partition's run history.
 
     status: a value of RunHistoryStatus.
-    balance, content: sums that were recorded with the publication; None if unknown.
+    balance, content: as in RoundPublished.
     cut_off_offset: where the cleaner offset would be if brokers had not deleted sources of the round; -1 if they had not.
     """
 
@@ -226,14 +222,13 @@ class RunHistoryEntry(StrictFrozenModel):
 
     @property
     def is_still_published(self) -> bool:
-        """Return whether the run was published and no part of it was reverted since."""
         return bool(self.published_slot) and self.status not in (RunHistoryStatus.REVERTED, RunHistoryStatus.REVERTED_IN_PART)
 
 
 class Quarantine(StrictFrozenModel):
-    """Reason why no rounds over a partition are started, and the number of its rounds that failed in a row.
+    """Reason why no rounds are started. ``failures``: failed rounds in a row.
 
-    keyless: the records without a key for which the topic's setting refuses a round; None if the reason is another.
+    keyless: the records without a key that were refused; None if the reason is another.
     """
 
     reason: str
@@ -245,7 +240,7 @@ class Quarantine(StrictFrozenModel):
 
 
 class FencedAppend(StrictFrozenModel):
-    """A record that is in the control log but has no effect, with the reason. ``offset``: the cleaner offset in it; -1 if it has none."""
+    """A record that is in the control log but has no effect. ``offset``: the cleaner offset in it; -1 if it has none."""
 
     slot: int
     type: str
@@ -315,12 +310,12 @@ class PartitionState(ControlLogState):
 
     @property
     def has_segments(self) -> bool:
-        """Return whether any segment is live. Its records may all be below the log start."""
+        """The records of live segments may all be below the log start."""
         return bool(self.live)
 
     @property
     def start_offset(self) -> int:
-        """First offset of the live segments; 0 for an empty partition."""
+        """First live offset; 0 for an empty partition."""
         return self.live[0].start_offset if self.has_segments else 0
 
     @property
@@ -330,7 +325,7 @@ class PartitionState(ControlLogState):
 
     @property
     def end_offset(self) -> int:
-        """Last offset of the live segments, inclusive; -1 for an empty partition."""
+        """Inclusive; -1 for an empty partition."""
         return self.live[-1].end_offset if self.has_segments else -1
 
     @property
@@ -351,13 +346,13 @@ class PartitionState(ControlLogState):
 
     @property
     def latest_quarantined_run(self) -> RunHistoryEntry | None:
-        """The run whose failure quarantines the partition; None if it is not quarantined, or the history has lost the run."""
+        """Return None if the partition is not quarantined, or the history has lost the run."""
         failed = (run for run in reversed(self.runs) if run.status == RunHistoryStatus.QUARANTINED)
         return next(failed, None) if self.quarantine is not None else None
 
     @property
     def last_round_ms(self) -> int:
-        """Duration of the latest published round by its writers' clocks; 0 if none is known."""
+        """Duration by the writers' clocks; 0 if none is known."""
         return next((max(0, run.ended_ms - run.started_ms) for run in reversed(self.runs) if run.published_slot), 0)
 
     @property
@@ -371,9 +366,7 @@ class PartitionState(ControlLogState):
 
     @property
     def latest_takeover(self) -> CompactorEpochAndEnding | None:
-        """The last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no longer
-        leads.
-        """
+        """The last epoch whose former leader had not released its own, and may not know that it no longer leads."""
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
@@ -382,7 +375,7 @@ class PartitionState(ControlLogState):
 
     @property
     def bytes(self) -> int:
-        """Total size of the live segments' .log files."""
+        """Size of the live .log files."""
         return sum(segment.size_bytes for segment in self.live)
 
     def find_run(self, run_id: str) -> RunHistoryEntry | None:
@@ -390,9 +383,7 @@ class PartitionState(ControlLogState):
 
 
 def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndDigestSum | None:
-    """Return the sum of the digests of all batches of these segments; None if a segment has no recorded sum, or if readers read only a part
-    of it.
-    """
+    """Return None if a segment has no recorded sum, or if readers read only a part of it."""
     known = [None if segment.has_unread_tail else segment.content for segment in segments]
     return None if None in known else total_digest_sum(content for content in known if content)
 
@@ -406,8 +397,6 @@ class RoundPause(StrictFrozenModel):
 
 
 class RequestedRound(NamedTuple):
-    """Request for a round, with slot and time of its record."""
-
     slot: int
     at_ms: int
 
@@ -418,14 +407,14 @@ def _is_field_empty(value: object) -> bool:
 
 
 class MissingTopicReports(NamedTuple):
-    """Times of a cluster's first and last report that a topic id does not exist."""
+    """Reports of a cluster that a topic id does not exist."""
 
     first_ms: int
     last_ms: int
 
 
 class CatalogState(ControlLogState):
-    """State of the tier-wide log: the tier's identity, its partitions, pauses, and requests for rounds."""
+    """State of the tier-wide log."""
 
     tier_id: str = ""
     hash_key: str = ""
@@ -459,7 +448,6 @@ class CatalogState(ControlLogState):
 
     @property
     def withdrawn_partitions(self) -> frozenset[str]:
-        """Names of all incarnations that were opened by mistake."""
         return frozenset(name for names in self.withdrawn.values() for name in names)
 
     @property
@@ -467,7 +455,7 @@ class CatalogState(ControlLogState):
         return sorted(map(TopicPartition.parse_partition_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
-        """Return the incarnations of a partition that the catalog lists, ascending, without a pass over all partitions."""
+        """Ascending, without a pass over all partitions."""
         found = [partition.first_incarnation] if str(partition.first_incarnation) in self.partitions else []
         number = 2
         while str(later := partition_of_incarnation(*partition, number)) in self.partitions:

@@ -1,7 +1,7 @@
-"""Summary of a partition's state for listing, planning and scheduling, small enough to keep for thousands of partitions at once.
+"""Summary of a partition's state, small enough to keep for thousands of partitions at once.
 
-A state holds every file of every segment; parsing 200,000 segments takes seconds. A summary has the offsets, sizes, times and open work.
-Its segments are columns of numbers, which become objects only when they are used.
+A state holds every file of every segment; parsing 200,000 segments takes seconds. The segments of a summary are columns of numbers, which
+become objects only when they are used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: M
 
 
 def format_skipped_ranges(ranges: Iterable[SkippedSegmentRange]) -> str:
-    """Return one line with at most MAX_SKIPPED_RANGES ranges, the longest ones, ascending by offset."""
+    """Return at most MAX_SKIPPED_RANGES ranges, the longest ones, ascending by offset."""
     kept = sorted(sorted(ranges, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 
@@ -63,8 +63,6 @@ def parse_skipped_ranges(line: str) -> list[SkippedSegmentRange]:
 
 
 class SegmentSummary(NamedTuple):
-    """Fields of RemoteLogSegmentMetadata that scheduling needs."""
-
     id: str
     start_offset: int
     end_offset: int
@@ -86,9 +84,7 @@ S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):
-    """Properties of a partition that scheduling needs. Implemented by PartitionState, whose docstrings describe them, and
-    PartitionSummary.
-    """
+    """Properties that scheduling needs; PartitionState describes them."""
 
     @property
     def topic_partition(self) -> TopicPartition: ...
@@ -104,7 +100,7 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
     @property
     def live(self) -> Sequence[S_co]:
-        """Live segments, ascending by offset."""
+        """Ascending by offset."""
 
     @property
     def has_segments(self) -> bool: ...
@@ -141,8 +137,6 @@ Packed = bytes
 
 
 class GroupAwaitingDeletionSummary(StrictFrozenModel):
-    """Summary of a GroupAwaitingDeletion, with the number and size of its segments."""
-
     slot: int
     since_ms: int | None
     run_id: str
@@ -154,14 +148,12 @@ class GroupAwaitingDeletionSummary(StrictFrozenModel):
 
 
 class ImportSummary(StrictFrozenModel):
-    """Summary of an open import: slot and time of its registration."""
-
     slot: int
     since_ms: int | None
 
 
 class LastRoundSummary(StrictFrozenModel):
-    """The latest ended round, with bytes and records before and after the rewrite; each -1 if not recorded."""
+    """The latest ended round. Numbers are -1 if not recorded."""
 
     run_id: str
     status: str
@@ -175,13 +167,11 @@ class LastRoundSummary(StrictFrozenModel):
 class PartitionSummary(StrictFrozenModel):
     """Summary of a PartitionState. Fields with the same name have the same meaning.
 
-    open_run: run id of the open intent; empty if there is none.
     quarantined_since_ms: end of the first of the partition's uninterrupted failed rounds, in milliseconds; 0 if it is not quarantined.
-    quarantine_cause, quarantine_next_step: as recorded with the latest failed round; empty if nothing was, as for damaged data.
-    undone_slot: slot of the latest plan that was undone; 0 if none is known.
+    quarantine_cause, quarantine_next_step: of the latest failed round; empty if not recorded, as for damaged data.
+    undone_slot: of the latest undone plan; 0 if unknown.
     freed: (start of an hour in milliseconds, bytes) for the last HOURS hours: the sizes of deleted segments whose round ended then.
-    negative_timestamps: number of records with a negative timestamp other than -1.
-    columns: the figures of the live segments, which ``live`` unpacks.
+    negative_timestamps: records with one other than -1.
     """
 
     topic: str
@@ -224,7 +214,6 @@ class PartitionSummary(StrictFrozenModel):
 
     @property
     def log_start(self) -> int:
-        """First offset that readers may read; the end offset + 1 if all records were deleted."""
         return max(self.start_offset, self.log_start_offset or 0)
 
     @property
@@ -288,9 +277,7 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary |
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
-    """Return (start of an hour in milliseconds, bytes): the sizes of deleted segments by the hour in which the round that replaced them
-    ended.
-    """
+    """Return ``PartitionSummary.freed``."""
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
     for run in state.runs:
@@ -301,7 +288,7 @@ def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
 
 
 def encode_summary(summary: PartitionSummary) -> bytes:
-    """Encode a summary for local state. Only a machine with the same byte order can decode it."""
+    """Only a machine with the same byte order can decode it."""
     head = summary.model_dump_json().encode()
     return _HEAD.pack(len(head)) + head + summary.columns
 
@@ -328,7 +315,6 @@ def _summarize_waiting_group(group: GroupAwaitingDeletion) -> GroupAwaitingDelet
 
 
 def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -> bytes:
-    """Pack segments column by column as 64-bit numbers, followed by their ids."""
     numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live_segments])
     return numbers.tobytes() + "\n".join(segment.id for segment in live_segments).encode()
 

@@ -43,25 +43,21 @@ def _load_c_library() -> ctypes.CDLL | None:
 
 
 def limit_malloc_heaps() -> bool:
-    """Limit the malloc heaps of this process to HEAPS. Return False if the C library is not glibc. Must be called before the first thread
-    starts.
-    """
+    """Return False if the C library is not glibc. Must be called before the first thread starts."""
     tell = getattr(_load_c_library(), "mallopt", None)
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
 def trim_memory() -> bool:
-    """Give freed memory back to the operating system, which takes a few milliseconds. Return whether any was; always False unless the C
-    library is glibc.
-    """
+    """Takes a few milliseconds. Return whether memory was given back; always False unless the C library is glibc."""
     trim = getattr(_load_c_library(), "malloc_trim", None)
     return trim is not None and trim(0) == 1
 
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock between processes on a directory, or on a file that is created if necessary. On file systems without locks the
-    block runs without one.
+    """Hold a lock between processes, on a directory or on a file that is created if necessary. On file systems without locks the block runs
+    without one.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -73,7 +69,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether another process may hold the lock on a directory or an existing file. True if the file system knows no locks."""
+    """Return True, too, if the file system knows no locks."""
     file = os.open(path, (os.O_RDONLY if path.is_dir() else os.O_RDWR) | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,9 +92,7 @@ _one_at_a_time = threading.Lock()
 
 
 def spool_folder(state_dir: Path) -> Path:
-    """Return this process's folder for temporary files below ``state_dir/spool``. The first call creates it and deletes the folders of
-    killed processes. Raises UsageError if it cannot be created.
-    """
+    """The first call creates the folder and deletes the folders of killed processes. Raises UsageError if the folder cannot be created."""
     key = (state_dir, os.getpid())
     with _one_at_a_time:
         if key not in _folders or not _folders[key].is_dir():
@@ -113,7 +107,7 @@ def spool_folder(state_dir: Path) -> Path:
 
 
 def check_spool_writable(state_dir: Path) -> None:
-    """Raise UsageError if this process cannot write to its spool folder, which is created if necessary."""
+    """Raise UsageError if this process cannot write to its spool folder."""
     folder = spool_folder(state_dir)
     try:
         with exclusive_lock(folder.parent / "lock"):
@@ -177,27 +171,22 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskReservationExceeded(OutOfBudget):
-    """Raised if work writes more than it reserved and the disk budget has no free bytes left. The work must then be repeated while no other
-    work uses the budget.
+    """Raised if work writes more than it reserved and the disk budget has no free bytes. The work must then be repeated while no other work
+    uses the budget.
     """
 
 
 def round_up_to_blocks(size_bytes: int) -> int:
-    """Return the bytes of disk that a file of this size occupies, in whole file-system blocks."""
     return -(-size_bytes // BLOCK) * BLOCK
 
 
 class RoundDiskUsage:
-    """Bytes that one round has reserved now, and the highest value so far."""
-
     def __init__(self) -> None:
         self.used = 0
         self.peak = 0
 
 
 class CachedFile:
-    """Entry of a cached file in the disk budget, which may delete the file when its bytes are needed, unless it is pinned."""
-
     def __init__(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
         self.usage = usage
         self.size = size_bytes
@@ -207,7 +196,7 @@ class CachedFile:
 
 
 class DiskBudget:
-    """Bytes that the rounds of a process may use on the local disk. Thread-safe."""
+    """Bytes of local disk for the rounds of a process. Thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total = total_bytes
@@ -221,11 +210,11 @@ class DiskBudget:
     def reserve_space(
         self, usage: RoundDiskUsage, size_bytes: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()
     ) -> DiskSpaceReservation:
-        """Reserve disk space for a round, in the order of arrival. If the bytes are not free, unpinned cached files are deleted, and the
-        call waits if that is not enough.
+        """Requests are served in the order of arrival. If the bytes are not free, unpinned cached files are deleted, and the call waits if
+        that is not enough.
 
-        :param work_name: for messages, such as "group 3 of orders-0".
-        :param files_to_pin: cached files that are pinned once the bytes are reserved, unless they were deleted before.
+        :param work_name: for messages.
+        :param files_to_pin: pinned once the bytes are reserved, unless deleted before.
         :raises OutOfBudget: if ``size_bytes`` exceeds the whole budget.
         """
         if size_bytes > self.total:
@@ -246,14 +235,12 @@ class DiskBudget:
                 self.changed.notify_all()
 
     def reserve_for_prefetch(self, usage: RoundDiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
-        """Reserve bytes; None if they are not free or another request is waiting. No cached file is deleted for it."""
+        """Return None if the bytes are not free or another request is waiting. No cached file is deleted for it."""
         with self.changed:
             return None if self._queue or self.used + size_bytes > self.total else self._create_reservation(usage, size_bytes)
 
     def try_extend(self, usage: RoundDiskUsage, size_bytes: int) -> bool:
-        """Reserve more bytes for a round, deleting unpinned cached files if necessary. Return False, changing nothing, if so many cannot be
-        freed.
-        """
+        """Delete unpinned cached files if necessary. Return False, changing nothing, if too few bytes can be freed."""
         with self.changed:
             if not self._try_free_bytes(size_bytes, ()):
                 return False
@@ -266,8 +253,8 @@ class DiskBudget:
             self.changed.notify_all()
 
     def try_cache_file(self, usage: RoundDiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
-        """Add an existing file to the cache. Its bytes are reserved in addition to the reservation under which it was written. Return None
-        if they cannot be freed or another request is waiting; the caller must then delete the file.
+        """The file's bytes are reserved in addition to the reservation under which it was written. Return None if they cannot be freed or
+        another request is waiting; the caller must then delete the file.
 
         :param delete_file: called from any thread; must not wait for anything.
         """
@@ -278,9 +265,7 @@ class DiskBudget:
             return self._add_cached_file(usage, size_bytes, delete_file)
 
     def convert_to_cached_file(self, reservation: DiskSpaceReservation, delete_file: Callable[[], None]) -> CachedFile:
-        """Turn all bytes of a reservation into those of a cached file; the reservation is empty afterwards. ``delete_file``: as for
-        ``try_cache_file``.
-        """
+        """The reservation is empty afterwards. ``delete_file``: as for ``try_cache_file``."""
         with self.changed:
             cached_file = self._add_cached_file(reservation.usage, reservation.size, delete_file)
             reservation.size = reservation.taken = 0
@@ -288,7 +273,7 @@ class DiskBudget:
             return cached_file
 
     def try_pin(self, cached_file: CachedFile) -> bool:
-        """Pin a cached file, so that the budget does not delete it. Return False if it was deleted already."""
+        """Return False if the file was deleted already."""
         with self.changed:
             return bool(self._pin_existing((cached_file,)))
 
@@ -298,7 +283,7 @@ class DiskBudget:
             self.changed.notify_all()
 
     def delete_unpinned_files(self, files: Iterable[CachedFile] | None = None) -> None:
-        """Delete the cached files among ``files`` that are not pinned; None: among all."""
+        """:param files: None for all."""
         with self.changed:
             for cached_file in list(self._kept if files is None else files):
                 if cached_file.pins == 0:
@@ -321,9 +306,7 @@ class DiskBudget:
         usage.peak = max(usage.peak, usage.used)
 
     def _try_free_bytes(self, size_bytes: int, files_to_pin: Sequence[CachedFile]) -> bool:
-        """Delete unpinned cached files, those in ``files_to_pin`` last, until so many bytes are free. Return False, deleting nothing, if
-        that would not be enough.
-        """
+        """Delete ``files_to_pin`` last. Return False, deleting nothing, if that would not be enough."""
         idle = [cached_file for cached_file in self._kept if cached_file.pins == 0]
         if self.used + size_bytes - sum(cached_file.size for cached_file in idle) > self.total:
             return False
@@ -341,7 +324,6 @@ class DiskBudget:
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
     def _pin_existing(self, files: Sequence[CachedFile]) -> int:
-        """Return how many of the files still exist and were pinned."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
             cached_file.pins += 1
@@ -350,7 +332,7 @@ class DiskBudget:
 
 
 class DiskSpaceReservation:
-    """Disk space for one piece of work, used in one thread. As a context manager it gives its bytes back at the end."""
+    """Used in one thread. As a context manager it gives its bytes back at the end."""
 
     def __init__(self, budget: DiskBudget, usage: RoundDiskUsage, size_bytes: int) -> None:
         self._budget = budget
@@ -359,7 +341,7 @@ class DiskSpaceReservation:
         self.taken = 0
 
     def reserve_bytes_on_disk(self, size_bytes: int) -> None:
-        """Mark bytes as used, before they are written. If too few are unused, the reservation is extended from the budget. Raises
+        """Called before the bytes are written. If too few are unused, the reservation is extended from the budget. Raises
         DiskReservationExceeded if the budget does not have enough free bytes either.
         """
         missing = self.taken + size_bytes - self.size
@@ -373,11 +355,11 @@ class DiskSpaceReservation:
         self.taken += size_bytes
 
     def release_bytes_on_disk(self, size_bytes: int) -> None:
-        """Mark used bytes as unused again, after their file was deleted or cached."""
+        """Called after the file was deleted or cached."""
         self.taken -= size_bytes
 
     def split_off_used(self) -> DiskSpaceReservation:
-        """Move the used bytes to a new reservation; the unused ones are given back to the budget."""
+        """Unused bytes are given back to the budget."""
         other = DiskSpaceReservation(self._budget, self.usage, self.taken)
         other.taken = self.taken
         self._budget.give_back(self.usage, self.size - self.taken)
@@ -396,9 +378,7 @@ class DiskSpaceReservation:
 
 
 def is_disk_full_error(error: BaseException) -> bool:
-    """Return whether an error, or one that caused it, says that the file system is full or its quota is used up, which other programs can
-    cause.
-    """
+    """Inspect the causes, too. A quota that is used up counts."""
     while not (isinstance(error, OSError) and error.errno in _FULL):
         if error.__cause__ is None:
             return False
@@ -407,7 +387,7 @@ def is_disk_full_error(error: BaseException) -> bool:
 
 
 def retry_while_disk_full(work: Callable[[], T], budget: DiskBudget, sleep: Callable[[float], None]) -> T:
-    """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call it again.
+    """While the file system is full, delete all cached files, wait, and call ``work`` again.
 
     ``work`` must remove what it has written before it raises.
 

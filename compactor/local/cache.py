@@ -47,8 +47,8 @@ _log = logging.getLogger(__name__)
 
 
 class RocksDatabase:
-    """RocksDB database used as a cache: its content may be lost at any time, and after any error the program continues without it. Opened
-    on first use, closed at the latest when the process ends. Thread-safe.
+    """RocksDB database whose content may be lost at any time; after any error the program continues without it. Opened on first use, closed
+    at the latest when the process ends. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,6 @@ class RocksDatabase:
             return [None] * len(keys)
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Return all entries whose key begins with ``prefix``, by the rest of their keys."""
         db = self._database()
         found: dict[bytes, bytes] = {}
         if db is None:
@@ -91,9 +90,7 @@ class RocksDatabase:
         return found
 
     def write(self, values: Mapping[bytes, bytes], deleted_keys: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the entries of ``deleted_keys``, all or nothing. Does nothing if the database is not open for
-        writing.
-        """
+        """All or nothing. Does nothing if the database is not open for writing."""
         db = self._database()
         if db is None or not self._writer:
             return
@@ -111,7 +108,7 @@ class RocksDatabase:
             self.close()
 
     def delete_all_entries(self, reason: str) -> None:
-        """Delete the content and log the reason. A process that may not write closes the database instead."""
+        """A process that may not write closes the database instead."""
         with self._lock:
             if self._db is None:
                 return
@@ -123,7 +120,7 @@ class RocksDatabase:
                 self._open_database()
 
     def close(self) -> None:
-        """Close the database for the rest of the process. Later reads find nothing."""
+        """Later reads find nothing."""
         with self._lock:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
@@ -136,9 +133,7 @@ class RocksDatabase:
             return self._db
 
     def _open_database(self) -> None:
-        """Open the database for writing, or as a secondary if another process has it open for writing or the folder is read-only. Delete
-        and recreate a broken one.
-        """
+        """Open as a secondary if another process has it open for writing or the folder is read-only. Delete and recreate a broken one."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._open_for_writing()
@@ -162,9 +157,7 @@ class RocksDatabase:
         self._cleanup.callback(_close_database, db, is_writer=True)
 
     def _open_as_secondary(self) -> None:
-        """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary
-        folder.
-        """
+        """A RocksDB secondary reads while another process writes."""
         from rocksdict import AccessType, Rdict
 
         try:
@@ -208,19 +201,15 @@ _UNREADABLE = "it cannot be read"
 
 
 class LocalCacheHeader(StrictFrozenModel):
-    """Header of a local cache."""
-
     format: int
     program: str
     tier_id: str
 
 
 class ControlLogReadProgress(StrictFrozenModel):
-    """Position up to which a partition's control log was read into the cache.
+    """Position up to which a control log was read.
 
-    slot: of the last record in the cached state.
-    hint: number of the last hint about the partition (a catalog record that its control log has grown) that was known when the log was
-    read.
+    hint: number of the partition's last hint that was known before the read.
     checked_ms: time of the latest read that found no newer records, by this machine's clock.
     mark: identifies the record ``slot``. If the log has another record there, the cached state is not used.
     """
@@ -232,7 +221,7 @@ class ControlLogReadProgress(StrictFrozenModel):
 
 
 class CachedCatalog(StrictFrozenModel):
-    """Cached catalog of a tier. ``mark``: identifies the last record of the tier-wide log in it."""
+    """Cached catalog. ``mark``: identifies its last record."""
 
     state: CatalogState
     mark: StateIdentity
@@ -242,7 +231,7 @@ ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 class LocalState:
-    """Cache of one tier's control data in a database on the local disk. Thread-safe."""
+    """Cache of one tier on the local disk. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._rocks = RocksDatabase(folder)
@@ -251,19 +240,18 @@ class LocalState:
 
     @property
     def is_bound_to_tier(self) -> bool:
-        """Return whether it is known to which tier the cached data belongs."""
         return bool(self._tier_id)
 
     @property
     def is_writable(self) -> bool:
-        """Return whether this process may write to the cache; only one process at a time may."""
+        """Only one process at a time may write."""
         return self._rocks.is_writable
 
     def close(self) -> None:
         self._rocks.close()
 
     def cached_catalog(self) -> CachedCatalog | None:
-        """Return the cached catalog. May be called before ``bind_to_tier``, because the catalog contains the tier id."""
+        """May be called before ``bind_to_tier``, because the catalog contains the tier id."""
         if self._read_cache_header() is None:
             return None
         kept = self._read_cached_value(CachedCatalog, _CATALOG)
@@ -271,7 +259,7 @@ class LocalState:
         return kept
 
     def bind_to_tier(self, tier_id: str, *, is_from_diverged_copy: bool = False) -> None:
-        """Bind the cache to the tier with this id. Content of another tier is deleted.
+        """Content of another tier is deleted.
 
         :param is_from_diverged_copy: whether the cache was filled from a copy of this tier whose control records differ; its content is
         deleted, too.
@@ -286,13 +274,13 @@ class LocalState:
             self._rocks.write({_META: made.model_dump_json().encode()})
 
     def cache_catalog(self, state: CatalogState, identity: StateIdentity | None) -> None:
-        """Write the catalog to the cache, unless the cached one has the same last record. Does nothing without ``identity``."""
+        """Does nothing without ``identity``."""
         if identity is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def cached_summaries(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
-        """Return read position and summary of each cached partition, by ``topic-partition``."""
+        """By ``topic-partition``."""
         seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
         found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
         try:
@@ -306,9 +294,7 @@ class LocalState:
         return found
 
     def cached_partition_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
-        """Return the cached state of a partition, and the identity of the last control-log record in it.
-        ``ControlLog.continue_from_cached_state`` then reads only later records.
-        """
+        """Return the state with the identity of its last record, for ``ControlLog.continue_from_cached_state``."""
         state, seen = (
             self._read_cached_value(PartitionState, _database_key_of_partition(_STATE, partition)),
             self._read_cached_value(ControlLogReadProgress, _database_key_of_partition(_SEEN, partition)),
@@ -316,10 +302,7 @@ class LocalState:
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
     def cache_partition_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
-        """Write a partition's state and its summary to the cache.
-
-        :param last_hint_number: number of the last hint about the partition that was known before its control log was read.
-        """
+        """:param last_hint_number: known before the control log was read."""
         seen = ControlLogReadProgress(slot=state.slot, hint=last_hint_number, checked_ms=now_ms, mark=identity)
         self._rocks.write(
             {
@@ -335,7 +318,6 @@ class LocalState:
         )
 
     def cached_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached heads of these segments' sidecars, by segment id. Segments without a cached head are absent."""
         found = self._rocks.get([_HEAD + name.encode() for name in segment_ids])
         return {name: data for name, data in zip(segment_ids, found, strict=True) if data is not None}
 
@@ -346,7 +328,7 @@ class LocalState:
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
     def _read_cache_header(self) -> LocalCacheHeader | None:
-        """Return the header. The content is deleted if another version of the program wrote it."""
+        """The content is deleted if another version of the program wrote it."""
         meta = self._read_cached_value(LocalCacheHeader, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_cached_content(f"it is of version {meta.program}, format {meta.format}")
@@ -354,7 +336,7 @@ class LocalState:
         return meta
 
     def _read_cached_value(self, value_type: type[ValueT], database_key: bytes) -> ValueT | None:
-        """Return the stored value. If it cannot be parsed, the whole cache is emptied."""
+        """If the value cannot be parsed, the whole cache is emptied."""
         (data,) = self._rocks.get([database_key])
         try:
             return None if data is None else value_type.model_validate_json(data)

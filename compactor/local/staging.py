@@ -48,10 +48,10 @@ RANGES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class FileToStage:
-    """File of a remote segment that a round needs on the local disk.
+    """File of a remote segment.
 
     kind: such as log or index.
-    local_name: path of the same file below a broker's log directory; empty if it is not searched there.
+    local_name: path below a broker's log directory; empty if not searched there.
     ranges: (position, length) in bytes of the parts to fetch, in order; they are not compared with a digest. None for the whole file.
     """
 
@@ -72,7 +72,6 @@ class FileToStage:
 
     @property
     def bytes_to_fetch(self) -> int:
-        """Size of the ranges, or of the whole file."""
         return self.recorded_size_and_digests.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
@@ -81,11 +80,9 @@ class FileToStage:
 
 
 class StagingFolder:
-    """Folder with local copies of the files that one round reads; ``close`` removes it. Thread-safe, but two threads must not stage the
-    same file at once.
+    """Local copies of the files that one round reads. Thread-safe, but two threads must not stage the same file at once.
 
-    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there if possible.
-    :param sleep: waits while files of other programs fill the disk.
+    :param local_log_dirs: of brokers. Files with a recorded digest are copied from there if possible.
     """
 
     def __init__(
@@ -115,11 +112,9 @@ class StagingFolder:
 
     @contextmanager
     def local_copy(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
-        """Provide the local path of a file, whose size and digest were compared with the recorded ones. After the block the file stays
-        cached until its bytes are needed.
+        """Size and digest were compared with the recorded ones. After the block the file stays cached until its bytes are needed.
 
-        :param reservation: the disk space to use. If it is None, the call waits for one of its own; the calling thread must then hold no
-        other.
+        :param reservation: if it is None, the call waits for one of its own; the calling thread must then hold no other.
         :raises OutOfBudget: if the file exceeds the whole budget; DiskReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
@@ -162,9 +157,7 @@ class StagingFolder:
             reservation.release_bytes_on_disk(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch a file in the background if the disk budget has unused bytes. If that fails, ``local_copy`` fetches
-        it again.
-        """
+        """Do nothing unless the disk budget has unused bytes. Errors are ignored."""
         if file.cache_key in self._coming or not self.files_without_local_copy([file]):
             return
         own = self.budget.reserve_for_prefetch(self.usage, file.size_on_disk_bytes)
@@ -177,9 +170,9 @@ class StagingFolder:
     def reserved_disk_space(
         self, size_bytes: int, work_name: str, files_to_pin: Sequence[FileToStage] = ()
     ) -> Iterator[DiskSpaceReservation]:
-        """Provide a reservation of disk space. Waits until ``size_bytes`` bytes are free.
+        """Wait until ``size_bytes`` bytes are free.
 
-        :param files_to_pin: files that must not be deleted from the cache during the block, if they are cached.
+        :param files_to_pin: files that stay cached during the block.
         :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in files_to_pin if wanted.cache_key in self._kept]
@@ -193,7 +186,7 @@ class StagingFolder:
 
     @contextmanager
     def reserved_at_once(self, size_bytes: int, work_name: str) -> Iterator[None]:
-        """Reserve ``size_bytes`` more bytes during the block. Raises OutOfBudget, without waiting, if they are not free."""
+        """Raise OutOfBudget, without waiting, if the bytes are not free."""
         if not self.budget.try_extend(self.usage, size_bytes):
             raise OutOfBudget(
                 f"{work_name} needs {format_size(size_bytes)} of local disk, and {format_size(self.budget.used)} of "
@@ -210,7 +203,6 @@ class StagingFolder:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes of disk that this round has reserved at the same time."""
         return self.usage.peak
 
     def files_without_local_copy(self, files: Sequence[FileToStage]) -> list[FileToStage]:
@@ -223,11 +215,11 @@ class StagingFolder:
         return self.layout.object_name(file.partition, file.segment, file.kind)
 
     def fetch_file_into_memory(self, file: FileToStage) -> bytes:
-        """Return the content of a small file. Raises BadData if it differs from what was recorded."""
+        """Raise BadData if the file differs from what was recorded."""
         return contents.read_verified_file(self.layout, file.partition, file.segment, file.kind)
 
     def close(self) -> None:
-        """Delete the folder and give all bytes that the round has reserved back to the budget."""
+        """Give all reserved bytes back to the budget."""
         self._ahead.shutdown(cancel_futures=True)
         self.budget.delete_unpinned_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
@@ -238,7 +230,6 @@ class StagingFolder:
         self._kept[key] = (path, cached_file)
 
     def _fetch_in_prefetch_thread(self, file: FileToStage, reservation: DiskSpaceReservation) -> None:
-        """Fetch a file and cache it, using the disk space of ``reservation``. Errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
@@ -257,9 +248,7 @@ class StagingFolder:
 
     @measure_stage(SegmentWorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_without_retry(self, file: FileToStage, path: Path) -> None:
-        """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. Copies and whole objects are
-        compared with the recorded digest. Removes ``path`` after an error.
-        """
+        """Copies and whole objects are compared with the recorded digest. Removes ``path`` after an error."""
         try:
             if file.ranges is not None:
                 self._fetch_ranges(file, file.ranges, path)
@@ -275,9 +264,7 @@ class StagingFolder:
             raise
 
     def _fetch_ranges(self, remote_file: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
-        """Write ranges (position, length) of an object to one file, one directly after the other. Raises BadData if the object ends too
-        early.
-        """
+        """Ranges are (position, length). Raises BadData if the object ends too early."""
         places = [0, *accumulate(length for _, length in ranges)]
         pieces = [
             (place + at, start + at, min(RANGE_BYTES, length - at))
@@ -305,9 +292,7 @@ class StagingFolder:
                 pool.shutdown(cancel_futures=True)
 
     def _copy_from_log_directory(self, remote_file: FileToStage, path: Path) -> bool:
-        """Copy a file from a broker's log directory. Return False, leaving no file, if no directory has it with the recorded size and
-        digest, for instance because the broker has changed or deleted it.
-        """
+        """Return False, leaving no file, if no directory has it with the recorded size and digest."""
         for folder in self._local if remote_file.local_name and remote_file.recorded_size_and_digests.has_digest else ():
             source = folder / remote_file.local_name
             try:
@@ -324,7 +309,7 @@ class StagingFolder:
 
 
 def _write_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Write all bytes to ``path``, and return size and digest of the file. ``expected``: decides which kind of digest is computed."""
+    """:param expected: decides which kind of digest is computed."""
     digests = FileStreamDigest(expected)
     with path.open("wb") as target:
         while data := read_bytes(COPY_BYTES):
@@ -334,8 +319,6 @@ def _write_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: 
 
 
 class SizedSegment(Protocol):
-    """Metadata or a summary of a segment."""
-
     @property
     def size_bytes(self) -> int: ...
 
@@ -347,14 +330,13 @@ def rewrite_disk_bytes(
     *,
     max_output_bytes: int = 0,
 ) -> int:
-    """Return the bytes of disk in use at the same time while a group is rewritten: its largest source, its output, and the output's
-    indexes.
+    """Return the bytes in use at the same time: the largest source, the output, and its indexes.
 
     The output is assumed to be no larger than the sources together. If recompression makes it larger, the group exceeds its reservation and
     is repeated alone.
 
-    :param files_to_fetch: files of the sources that still need disk space; None if that is all of them.
-    :param max_output_bytes: upper bound of the output; 0 if unknown.
+    :param files_to_fetch: that still need disk space; None for all.
+    :param max_output_bytes: 0 if unknown.
     """
     written = max_output_bytes or sum(source.size_bytes for source in sources)
     # Index entries have 8 and 12 bytes, at most one of each every interval, and no batch has fewer than 61 bytes.

@@ -23,7 +23,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class TopicPartition(NamedTuple):
     """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``.
 
-    It is a partition of the first topic of that name. PartitionOfLaterIncarnation stands for one of a topic that was created again.
+    A plain TopicPartition is of the first topic of its name, PartitionOfLaterIncarnation of a later one.
     """
 
     topic: str
@@ -35,19 +35,17 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Number of the topic among all topics that have had its name, from 1 in the order of creation. Key prefixes in the stores contain
-        it unless it is 1.
-        """
+        """Number among all topics of the name, from 1 in the order of creation. Key prefixes in the stores contain it unless it is 1."""
         return 1
 
     @property
     def first_incarnation(self) -> TopicPartition:
-        """Partition of the same topic name and number without the incarnation, as brokers and people name it."""
+        """Partition as brokers and people name it."""
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
     def create_validated(topic: str, partition: int) -> TopicPartition:
-        """Return a partition. Raises UsageError if Kafka's ``Topic.validate`` refuses the topic, or no partition can have the number."""
+        """Raises UsageError if Kafka's ``Topic.validate`` refuses the topic, or no partition can have the number."""
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise UsageError(f"{topic!r} is not a topic name", hint="Kafka allows letters, digits, '.', '_' and '-', at most 249 of them")
         if not 0 <= partition < 2**31:
@@ -59,7 +57,7 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> TopicPartition:
-        """Return the partition that a text such as ``orders-0`` names. Raises UsageError if the text has another form."""
+        """Raise UsageError if the text is not like ``orders-0``."""
         topic, dash, number = text.rpartition("-")
         if not dash or not (number.isascii() and number.isdigit()):
             raise UsageError(f"{text!r} is not a partition", hint="Write TOPIC-PARTITION, for example orders-0")
@@ -67,9 +65,7 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse_partition_store_prefix(text: str) -> TopicPartition:
-        """Return the partition that a prefix in the stores names: ``orders-0``, or ``orders-0~2`` for the second topic of the name. Raises
-        UsageError if the text has another form.
-        """
+        """Raise UsageError if the text is not like ``orders-0`` or ``orders-0~2`` (second topic of the name)."""
         name, mark, number = text.partition("~")
         if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):
             raise UsageError(
@@ -79,8 +75,7 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionOfLaterIncarnation(TopicPartition):
-    """Partition of a topic that was created again under its name. Its second topic prints as ``orders-0~2``, and has key prefixes of its
-    own in the stores.
+    """Partition of a topic that was created again under its name. Prints as ``orders-0~2``, and has key prefixes of its own.
 
     Unpacks to topic and partition. Does not equal a plain tuple, nor the partition of another topic of the same name.
     """
@@ -122,21 +117,21 @@ class PartitionOfLaterIncarnation(TopicPartition):
 
 
 def partition_of_incarnation(topic: str, partition: int, incarnation_number: int) -> TopicPartition:
-    """Return the partition of a topic by its incarnation, counted from 1 (TopicPartition.incarnation)."""
+    """:param incarnation_number: counted from 1."""
     return (
         TopicPartition(topic, partition) if incarnation_number == 1 else PartitionOfLaterIncarnation(topic, partition, incarnation_number)
     )
 
 
 def encode_segment_id(random_bytes: bytes) -> str:
-    """Return a segment id: 22 characters of URL-safe base64, as Kafka's Uuid. Raises ValueError unless there are 16 bytes."""
+    """Return 22 characters of URL-safe base64, as Kafka's Uuid. Raises ValueError unless there are 16 bytes."""
     if len(random_bytes) != 16:
         raise ValueError("a segment id has 16 bytes")
     return base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
 
 
 class RoundStatus(StrEnum):
-    """Outcome of a round over one partition, or of another job that the daemon runs for a partition. The `run` command prints it."""
+    """Outcome of a round, or of another job for a partition."""
 
     CLEANED = "cleaned"
     RESUMED = "resumed"
@@ -161,7 +156,7 @@ CHANGING: Final = (*PUBLISHING, RoundStatus.EXPIRED)
 
 
 class RunHistoryStatus(StrEnum):
-    """Status of a round in the run history of the control log. Records that other versions of the program wrote may have further values."""
+    """Status in the run history. Other versions may have further values."""
 
     RUNNING = "running"
     PUBLISHED = "published"

@@ -41,10 +41,10 @@ KeylessPolicy = Literal["refuse", "drop", "keep"]
 
 
 class KeylessRecords(StrictFrozenModel):
-    """Number of committed, readable records without a key in a dirty range. Control records, data of aborted transactions and records below
-    the log start do not count.
+    """Committed, readable records without a key in a dirty range. Control records, data of aborted transactions and records below the log
+    start do not count.
 
-    records: number of all such records, with or without a key.
+    records: with or without a key.
     last_offset: offset of the newest one without a key; -1 if there is none.
     """
 
@@ -59,7 +59,7 @@ class KeylessRecords(StrictFrozenModel):
 
     @property
     def share(self) -> float:
-        """Share of the records that have no key, from 0 to 1; 0 if there are no records."""
+        """From 0 to 1; 0 if there are no records."""
         return self.count / max(self.records, 1)
 
     @override
@@ -102,12 +102,10 @@ class ActiveProducer(StrictFrozenModel):
 class CompactionTask(StrictFrozenModel):
     """Order to rewrite one group of adjacent segments as one new segment.
 
-    group: number of the group in the plan.
-    sources: ids of the segments, ascending by offset.
-    start_offset, end_offset: offsets of the new segment, both inclusive.
-    mtime_ms: modification time for the new segment's log.
-    most_bytes: upper bound in bytes of the new log; 0 if the size of all sources is the bound.
-    in_part: whether only some byte ranges of the single source have to be read. The result is the same if all of it is read.
+    sources: ids, ascending by offset.
+    start_offset, end_offset: inclusive. mtime_ms: modification time for the new segment's log.
+    most_bytes: upper bound of the new log; 0 for the size of all sources.
+    in_part: whether only some byte ranges of the single source have to be read.
     """
 
     group: int
@@ -122,33 +120,26 @@ class CompactionTask(StrictFrozenModel):
 
 
 class SkippedSegment(StrictFrozenModel):
-    """A clean segment that a round does not read, with the reason."""
-
     id: str
     reason: str
 
 
 class SegmentToRead(StrictFrozenModel):
-    """A clean segment that a round reads, with the reason."""
-
     id: str
     reason: str
 
 
 class CompactionPlan(StrictFrozenModel):
-    """Plan of one round over one partition.
+    """Plan of one round.
 
-    leader_epoch: the compactor's epoch.
     now_ms: the cleaner's clock.
-    end_offset: first offset that this round does not clean (exclusive).
-    next_dirty_offset: the first dirty offset after this round.
+    end_offset: exclusive. next_dirty_offset: the first dirty offset after this round.
     high_watermark: end of the log, exclusive.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
-    vector: the cleaner offsets when the plan was made. Publication is refused if they have changed since (I6).
+    vector: cleaner offsets. Publication is refused if they have changed since (I6).
     fingerprint: hash key, codec libraries and cleaner version; an executor that has others refuses the tasks.
-    restores: id of the run that this plan undoes (compactor.round.restoring); empty for a plan that compacts.
-    broker_log_start: log start of the brokers when the plan was made; 0 if no broker writes the tier. Records below it do not count for the
-        largest timestamps of new segments.
+    restores: id of the run that this plan undoes; empty for a plan that compacts.
+    broker_log_start: 0 if no broker writes the tier. Records below it do not count for the largest timestamps of new segments.
     """
 
     run_id: str
@@ -196,8 +187,6 @@ class CompactionReceipt(StrictFrozenModel):
 
 
 class CompactionFailure(StrictFrozenModel):
-    """Report that a task failed."""
-
     run_id: str
     group: int
     kind: str
@@ -205,7 +194,7 @@ class CompactionFailure(StrictFrozenModel):
 
 
 class Replacement(StrictFrozenModel):
-    """A new segment that takes the place of source segments. It spans exactly their offsets (coverage, I1)."""
+    """A new segment that spans exactly the offsets of its sources (coverage, I1)."""
 
     sources: tuple[str, ...]
     segment: RemoteLogSegmentMetadata

@@ -34,7 +34,7 @@ TaggedFields = tuple[tuple[int, bytes], ...]
 
 
 class PartitionDeleteState(StrEnum):
-    """State of the deletion of a partition's tier (Kafka's RemotePartitionDeleteState)."""
+    """Kafka's RemotePartitionDeleteState."""
 
     DELETE_PARTITION_MARKED = "DELETE_PARTITION_MARKED"
     DELETE_PARTITION_STARTED = "DELETE_PARTITION_STARTED"
@@ -42,7 +42,7 @@ class PartitionDeleteState(StrEnum):
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of a topic with a given topic id (Kafka's TopicIdPartition). topic_id: 16 bytes."""
+    """Kafka's TopicIdPartition. topic_id: 16 bytes."""
 
     topic_id: bytes
     topic: str
@@ -125,7 +125,6 @@ MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdate
 
 
 def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
-    """Return (leader epoch, its first offset in the segment), sorted by epoch."""
     entries = segment.leader_epochs
     if len(entries) == 1:
         return [(entries[0].epoch, entries[0].start_offset)]
@@ -133,12 +132,12 @@ def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[i
 
 
 def segment_lineage(segment: RemoteLogSegmentMetadataRecord) -> tuple[EpochEntry, ...]:
-    """Return the segment's leader epochs with the first offset of each in it, ascending."""
+    """With the first offset of each epoch in the segment, ascending."""
     return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment))
 
 
 class SegmentReadRange(NamedTuple):
-    """Segment, and the offsets that a broker reads from it: ``first`` to ``last``, both inclusive."""
+    """A broker reads ``first`` to ``last``, both inclusive."""
 
     segment: RemoteLogSegmentMetadataRecord
     first: int
@@ -149,9 +148,9 @@ class SegmentReadRange(NamedTuple):
 class BrokerView:
     """Segments that readers of one partition find according to the brokers' metadata.
 
-    links: the segments with the offsets that are read from each, ascending.
-    lineage: the leader epochs with which the segments were looked up.
-    metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
+    links: ascending.
+    lineage: with which the segments were looked up.
+    metadata_offset: of the last applied record; -1 if there is none.
     """
 
     links: Sequence[SegmentReadRange]
@@ -161,7 +160,7 @@ class BrokerView:
 
 @dataclass(frozen=True)
 class ExistingAndMissingTopicIds:
-    """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
+    """A cluster's answers. Ids with any other answer are left out."""
 
     cluster_id: str
     missing: tuple[TopicId, ...]

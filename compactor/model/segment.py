@@ -14,9 +14,7 @@ from compactor.constants import Offset, TimestampMs
 
 
 class StrictFrozenModel(BaseModel):
-    """Base class of stored values. Unknown fields are refused, so that a record of a future version is refused as a whole instead of being
-    read without its new fields.
-    """
+    """Base class of stored values. Unknown fields are refused, so that a record of a future version is refused as a whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +47,6 @@ class CountAndDigestSum(StrictFrozenModel):
 
     @property
     def digest_halves(self) -> tuple[int, int]:
-        """The two halves of the digest, the high one first."""
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
     def plus(self, other: CountAndDigestSum) -> CountAndDigestSum:
@@ -69,8 +66,8 @@ def total_digest_sum(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
 
 
 class Balance(StrictFrozenModel):
-    """Balance of one group or of a whole round: sums which show that every batch and record of the sources was copied, rewritten, or
-    dropped for a known reason.
+    """Sums of one group or of a round, which show that every batch and record of the sources was copied, rewritten, or dropped for a known
+    reason.
 
     sources: all batches of the source segments.
     left: batches copied unchanged.
@@ -166,14 +163,12 @@ class SegmentFile(StrictFrozenModel):
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def has_same_content_as(self, other: SegmentFile) -> bool:
-        """Return whether size and digests are equal. Kinds of digest that only one file has are ignored; False if no kind is common to
-        both, because the files may then differ.
-        """
+        """Kinds of digest that only one file has are ignored; False if no kind is common to both, because the files may then differ."""
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.is_comparable_with(other) and all(one == two for one, two in pairs if one and two)
 
     def matches_read_file(self, file_read: SegmentFile) -> bool:
-        """Return whether a file that was read matches this recorded one: by size and digest, or by size alone if no digest is recorded."""
+        """Compare size and digest, or the size alone if no digest is recorded."""
         return self.has_same_content_as(file_read) if self.has_digest else self.size == file_read.size
 
 
@@ -184,15 +179,14 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     max_timestamp_ms: -1 if no record has a timestamp.
     mtime_ms: modification time of the broker's .log file, by which Kafka judges v0 and v1 tombstones.
     leader_epochs: at least one entry, ascending.
-    files: size and digests of each file, by kind; empty for segments that a broker wrote.
+    files: by kind; empty for segments that a broker wrote.
     first_timestamp_ms: maximum timestamp of the first batch (for max.compaction.lag.ms).
     due_ms: time of the segment's earliest delete horizon; -1 for none.
     open_txn_offset: first offset of the oldest transaction that is still open at the segment's end; -1 for none.
-    records: number of records, for estimates only.
+    records: for estimates only.
     custom_metadata: base64 of what the layout needs to read the objects (KIP-405's CustomMetadata).
-    content: count and digest sum of the segment's batches (compactor.model.segment), made with the tier's hash key. None if a broker or an
-    earlier version of the program wrote the segment.
-    negative_timestamps: number of records with a negative timestamp other than -1, which no cleaner can write.
+    content: sum of the batches, made with the tier's hash key. None if a broker or an earlier version of the program wrote the segment.
+    negative_timestamps: records with one other than -1, which no cleaner can write.
     copied_end_offset: last offset in the segment's objects if it is greater than ``end_offset``, otherwise -1. That happens if two leaders
     uploaded the same offsets, so that readers continue in another segment before the objects end.
     """
@@ -215,14 +209,12 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
-        """Return what is recorded for one of the segment's files. Raises KeyError if nothing is. Of a segment that a broker wrote, only the
-        size of the log is recorded.
-        """
+        """Raises KeyError if nothing is recorded. Of a segment that a broker wrote, only the size of the log is recorded."""
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
     def last_copied_offset(self) -> int:
-        """Last offset in the segment's objects, inclusive: greater than ``end_offset`` if readers find the rest in another segment."""
+        """Inclusive; greater than ``end_offset`` if readers find the rest in another segment."""
         return max(self.copied_end_offset, self.end_offset)
 
     @property
@@ -231,15 +223,12 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
 
     @property
     def index_bytes(self) -> int:
-        """Size of the offset index in bytes; 0 if unknown."""
         return self.files["index"].size if "index" in self.files else 0
 
     @property
     def timeindex_bytes(self) -> int:
-        """Size of the time index in bytes; 0 if unknown."""
         return self.files["timeindex"].size if "timeindex" in self.files else 0
 
     @property
     def file_count(self) -> int:
-        """Number of recorded files; 0 for segments that a broker wrote."""
         return len(self.files)

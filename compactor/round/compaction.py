@@ -1,4 +1,4 @@
-"""One round over one partition on this machine: gather facts, make a plan, do the work, report."""
+"""Round over one partition on this machine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ RoundAssessmentFunction = Callable[[PartitionState, CleanerSettings, int], Round
 
 @dataclass(frozen=True)
 class RoundActionOnSegment:
-    """A segment below the round's end. ``action``: ``rewritten`` or ``skipped``; ``why``: for people."""
+    """A segment below the round's end. ``action``: ``rewritten`` or ``skipped``."""
 
     id: str
     action: str
@@ -91,16 +91,15 @@ class RoundActionOnSegment:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Result of one round over one partition, as ``run`` prints it. Sizes are in bytes.
+    """Result of one round, as ``run`` prints it. Sizes are in bytes.
 
     first_dirty_offset, next_dirty_offset: cleaner offset before and after the round.
-    bytes_read: segment bytes fetched from the tier.
-    bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
-    saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
+    bytes_written: size of the new segments, of which the store copied ``bytes_copied``.
+    saved_bytes: below 0 if the partition has grown.
     useless_rate: share of the clean segments without a dirty key that was read because of a false positive.
     until_ms: for status waiting, the earliest time at which the round can start.
     segments_expired, bytes_expired: segments that retention removed before the round was planned.
-    keyless_records: records without a key in the dirty range, which were refused, dropped or kept.
+    keyless_records: in the dirty range; refused, dropped or kept.
     """
 
     topic: str
@@ -136,13 +135,6 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundResourcesAndSettings:
-    """Resources and settings that one process provides for rounds over one partition.
-
-    sidecars: None if sidecars are switched off (``bloom = false``).
-    threads: number of worker threads.
-    records_per_hour: limit on records in the metadata topic ([publish] metadata_records_per_hour); 0 for none.
-    """
-
     ports: EnvironmentPorts
     lease: LeaseDurations
     cleaner: CleanerSettings
@@ -155,8 +147,6 @@ class RoundResourcesAndSettings:
 
 @dataclass(frozen=True)
 class LocalSurvivorScan:
-    """Result of pass 1 in this process, with the open staging folder and worker threads that pass 2 reuses."""
-
     found: SurvivorScanResult
     workers: WorkerThreads
     reading: StagedSegmentReader
@@ -164,10 +154,9 @@ class LocalSurvivorScan:
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """Values from which a round is planned.
+    """Values from which a round is planned. With a remote engine ``indexed`` and ``disk_bytes`` are None.
 
-    indexed: result of pass 1; None if a remote engine runs it.
-    disk_bytes: disk budget in bytes that each group must fit; None if a remote engine does the work.
+    disk_bytes: budget that each group must fit.
     """
 
     facts: PlanInputs
@@ -176,7 +165,7 @@ class RoundInputs:
 
 
 class PartitionRound:
-    """A round over one partition by this process (implements ``RoundSteps``), with its costs. An instance is used once."""
+    """Implements ``RoundSteps``. An instance is used once."""
 
     def __init__(
         self,
@@ -189,10 +178,10 @@ class PartitionRound:
         remote_engine: RemoteEngine | None = None,
         shares_budgets: bool = False,
     ) -> None:
-        """:param now_ms: the cleaner's clock for a new plan; a resumed plan keeps its own.
-        :param assess_if_round_is_due: decides whether a round is due and up to which offset.
-        :param disk_budget: shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
-        :param remote_engine: does the work; None for this process.
+        """Set up a round.
+
+        :param now_ms: the cleaner's clock for a new plan; a resumed plan keeps its own.
+        :param disk_budget: shared by all rounds of this process; None for ``disk_budget_bytes``.
         :param shares_budgets: whether other rounds run in this process at the same time.
         """
         self._context = context
@@ -207,9 +196,7 @@ class PartitionRound:
         self.on_stage = on_stage
 
     def execute_round(self, log: PartitionLog) -> RoundReport:
-        """Run the round and return its report. Bad data does not raise: the status is then quarantined. Raises Leased, Fenced, StoreError
-        or OutOfBudget.
-        """
+        """Bad data does not raise: the status is then quarantined. Raises Leased, Fenced, StoreError or OutOfBudget."""
         waits = False
         try:
             result = run_round(self._context.ports, log, self._context.lease, self, shares_budgets=self._shares_budgets)
@@ -444,7 +431,7 @@ class PartitionRound:
 
 
 def require_plan_fits_disk(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
-    """Raise OutOfBudget if the largest group of a plan does not fit. Called before the plan is announced."""
+    """Raise OutOfBudget if the largest group of a plan does not fit."""
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
@@ -460,17 +447,16 @@ def require_plan_fits_disk(plan: CompactionPlan, state: PartitionState, availabl
 
 
 def unexpired_producers(states_at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
-    """Return the producers that a broker would still remember: those in a transaction, or last seen less than ``expiration_ms`` ago."""
+    """Return the producers in a transaction, or last seen less than ``expiration_ms`` ago."""
     entries = states_at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
 
 def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
-    """Return the setting ``disk_budget_bytes``. ``auto`` means three times min(segment bytes, free space / 3): room for one source, one
-    output and one to spare.
+    """Return the setting; ``auto`` means three times min(segment bytes, free space / 3): room for one source, one output and one to spare.
 
-    :param folder: a directory on the disk whose free space counts; it is created if absent.
+    :param folder: created if absent.
     """
     if cleaner.disk_budget_bytes != "auto":
         return cleaner.disk_budget_bytes
@@ -538,10 +524,9 @@ def _round_actions_on_segments(plan: CompactionPlan) -> tuple[RoundActionOnSegme
 
 
 def idle_report(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
-    """Return the report of a partition that needs no round; None if a round may be due.
+    """Return None if a round may be due.
 
-    :param summary: a summary that is known to be current.
-    :param force: treat a partition with any dirty segment as due.
+    :param summary: known to be current.
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None
@@ -560,7 +545,7 @@ def _report_without_round(state: PartitionStateOrSummary[Any], status: RoundStat
 
 
 def failed_round_report(partition: TopicPartition, error: CompactorError) -> RoundReport:
-    """Return the report of a partition whose round failed with an error. Other partitions are not affected (isolation, I9)."""
+    """Other partitions are not affected (isolation, I9)."""
     status = (
         RoundStatus.LEASED if isinstance(error, Leased) else RoundStatus.FENCED if isinstance(error, Fenced) else RoundStatus.QUARANTINED
     )

@@ -41,25 +41,21 @@ DraftPlanAtTimeFunction = Callable[[int], CompactionPlan | None]
 
 
 class RemoteWorker(PlanWorker, Protocol):
-    """Worker that runs outside of this process, such as on Spark, and runs pass 1 itself."""
+    """Worker outside of this process, which runs pass 1 itself."""
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTimeFunction) -> int:
-        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 for an equal plan, else ``now_ms``."""
+        """Return the start of an interrupted pass 1 for an equal plan, else ``now_ms``."""
         return now_ms
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Run pass 1 and return which clean segments the plan can skip. Raises BadData, StoreError, OutOfBudget. ``check``: called from
-        time to time.
-        """
+        """Run pass 1. Raises BadData, StoreError, OutOfBudget. ``check``: called from time to time."""
 
     def delete_unused_scan_results(self) -> None:
-        """Delete results of ``find_skippable_clean_segments`` that no plan used. Raises nothing."""
+        """Raises nothing."""
 
 
 @dataclass(frozen=True)
 class RemoteEngine:
-    """Engine that runs a round's work outside of this process. Its worker fills in the costs."""
-
     map_engine: str
     create_remote_worker: Callable[[RoundCosts], RemoteWorker]
 
@@ -72,10 +68,9 @@ PLANS = 3
 class RoundResult:
     """Outcome of one round.
 
-    receipts: all receipts of the plan, also those of earlier attempts.
+    receipts: also those of earlier attempts.
     reason: why the round waits or why the partition is quarantined.
-    segment: the corrupt segment of a quarantined partition, if known.
-    undone: why an open intent, of an earlier process or of this one, had to be undone; empty if none was undone.
+    undone: why an open intent, of an earlier process or of this one, was undone; empty if none was.
     until_ms: for status waiting, the earliest time at which the round can start.
     expired: segments that retention removed before the round was planned.
     """
@@ -93,8 +88,6 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _DriverServicesForWorker:
-    """Session of the driver with a worker that works on one plan (implements ``RoundDriverServicesForWorker``)."""
-
     leadership: Leadership
     run_id: str
     missing: BrokerExpiredSegmentCache | None = None
@@ -127,13 +120,13 @@ def run_round(
     *,
     shares_budgets: bool = False,
 ) -> RoundResult:
-    """Run one round over a partition, or the rest of a round that a crash left open. Bad data does not raise: the partition stays as it
-    was, and the run history says why.
+    """Finish a round that a crash left open, or run a new one. Bad data does not raise: the partition stays as it was, and the run history
+    says why.
 
-    :param shares_budgets: whether other work uses the same disk and memory budgets, so that a round for which they do not suffice may
-    succeed later. If not, the run history says why it failed.
+    :param shares_budgets: whether a round for which the budgets do not suffice may succeed later. If not, the run history says why it
+    failed.
     :raises Leased: if another compactor is alive and stays so for one lease ttl.
-    :raises Fenced: if another compactor takes over meanwhile; this process then leaves everything as it is.
+    :raises Fenced: if another compactor takes over; this process then leaves everything as it is.
     :raises StoreError: or OutOfBudget, if a retry may help. The intent stays open for the next run.
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
@@ -151,7 +144,6 @@ def run_round(
 
 
 def _record_block(leadership: Leadership, error: CompactorError) -> None:
-    """Record that rounds of the partition fail until a person acts. An open intent stays open."""
     before = leadership.state.quarantine
     # Retries must not push published rounds out of the run history.
     if before is not None and before.reason == error.message:
@@ -168,8 +160,7 @@ def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps
 
 
 def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
-    """Run one round under a leadership that the caller has acquired: finish or undo an open round, raise the log start, plan, rewrite,
-    verify, publish.
+    """Finish or undo an open round, raise the log start, plan, rewrite, verify, publish.
 
     :raises Fenced: if another compactor has become the leader.
     :raises BadData: if a source is damaged or the output is refused.
@@ -194,7 +185,7 @@ def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInp
 
 
 def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInputsT], undone_reason: str) -> RoundResult:
-    """Called when no intent is open. ``undone_reason``: why an earlier intent was undone first; empty if none was."""
+    """:param undone_reason: why an earlier intent was undone; empty if none was."""
     for _ in range(PLANS):
         with ExitStack() as gathering:
             mirrored = False
@@ -240,9 +231,9 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
 
 
 def settle_intent(leadership: Leadership, round_steps: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
-    """Resume the open intent, or undo it and delete its objects. Return None if no intent is open.
+    """Return None if no intent is open.
 
-    :param round_steps: None if this process cannot do the work, as for ``retire``: the intent is then undone.
+    :param round_steps: None if this process cannot do the work; the intent is then undone.
     """
     publication.withdraw_leftover_segments(leadership)
     intent = leadership.state.intent
@@ -281,9 +272,8 @@ def _finish_open_intent(
     stage_tracker: RoundStageTracker,
     undone_reason: str,
 ) -> RoundResult:
-    """Run the remaining tasks of the open intent, verify the new segments and publish them.
+    """Run the remaining tasks, verify and publish.
 
-    :param inputs: None if an earlier process announced the plan.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_leadership_in_state(leadership.state)
@@ -333,10 +323,8 @@ def _publish_intent(
     intent: RoundIntent,
     undone_reason: str,
 ) -> RoundResult:
-    """Publish the open intent. Once publishing has begun, the round must be completed. Before that, the intent is undone if readers have
-    lost a source.
+    """Once publishing has begun, the round must be completed. Before that, the intent is undone if readers have lost a source.
 
-    :param round_steps: None if this process only completes a publication that another process began.
     :param inputs: None if an earlier process announced the plan; the status is then ``resumed``.
     """
     plan = intent.plan
@@ -380,7 +368,7 @@ def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunHistory
 def _run_pending_tasks(
     leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: BrokerExpiredSegmentCache
 ) -> tuple[CompactionFailure, str] | None:
-    """Let the worker run the pending tasks. Return the first failure with the segment concerned; None if there was none.
+    """Return the first failure with the segment concerned.
 
     Brokers may expire sources meanwhile. A task is skipped if all its sources have expired. If only some have, None is returned; the caller
     must ask ``expired_sources`` for this case, and undo the intent.
@@ -431,7 +419,7 @@ def _run_unexpired_pending_tasks(
 
 
 def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: BrokerExpiredSegmentCache) -> str:
-    """Return why an object of the round's new segments differs from what was recorded. Groups that brokers have expired are not checked."""
+    """Groups that brokers have expired are not checked."""
 
     def first_damaged_output_problem() -> str:
         tasks = {task.group: task for task in intent.plan.tasks}
@@ -443,7 +431,7 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: RoundStageTracker, intent: RoundIntent, reason: str) -> PartitionState:
-    """Undo the open intent and delete the objects that it has written. Possible only before anything was published."""
+    """Possible only before anything was published."""
     stage_tracker.advance_to_stage(RoundStage.UNDONE)
     state = publication.abandon_announced_plan(leadership, intent, reason)
     stage_tracker.advance_to_stage(RoundStage.DELETED)
@@ -469,9 +457,7 @@ def _record_quarantine(
     keyless: KeylessRecords | None = None,
     error: CompactorError | None = None,
 ) -> RoundResult:
-    """Record that a run has failed, which quarantines the partition.
-
-    :param plan: None if the run failed before a plan was announced.
+    """:param plan: None if the run failed before a plan was announced.
     :param error: for its cause and next step; None if damaged data is the cause.
     """
     ended = RunEnded(
@@ -492,12 +478,11 @@ SCOUTED: Final = "scouted-"
 
 
 def scratch_key_prefix(log: PartitionLog) -> str:
-    """Return the key prefix of a partition's scratch objects, in which runs keep results between their passes."""
     return f"{log.prefix}/scratch/"
 
 
 def _require_intent_still_open(leadership: Leadership) -> RoundIntent:
-    """Return the open intent. Raises Fenced if another process has taken over, and RecordRefused if there is none."""
+    """Raises Fenced if another process has taken over, and RecordRefused if no intent is open."""
     leadership.require_leadership_in_state(leadership.state)
     if leadership.state.intent is None:
         raise RecordRefused("the intent is not open any more")

@@ -36,13 +36,13 @@ def state_with_broker_segments(ports: EnvironmentPorts, state: PartitionState) -
 
 
 def broker_log_start_offset(ports: EnvironmentPorts, partition: TopicPartition) -> int:
-    """Ask the partition's leader for its log start; 0 if no broker writes the tier."""
+    """Return 0 if no broker writes the tier."""
     return max(0, ports.broker_log_start(partition)) if ports.broker_log_start is not None else 0
 
 
 def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> str:
-    """Return why the open round cannot go on; empty: it can. It cannot if brokers no longer serve one of its sources with the same offsets
-    as when it was planned. Expired sources do not stop it, unless a pending group has lost only some of its sources.
+    """Return why brokers no longer serve a source of the open round with the same offsets; empty: they do. Expired sources do not stop the
+    round, unless a pending group has lost only some of its sources.
     """
     ports, state = leadership.ports, leadership.state
     if ports.brokers is None or state.intent is None:
@@ -59,9 +59,7 @@ def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCach
 
 
 def record_broker_segments(leadership: Leadership) -> PartitionState:
-    """Record which segments brokers have added and deleted since the last such record. The caller leads the partition. Raises BadData if
-    the brokers' segments leave a gap, or if an object of a new segment is missing.
-    """
+    """Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing."""
     ports = leadership.ports
     if ports.brokers is None:
         return leadership.state
@@ -89,8 +87,8 @@ def record_broker_segments(leadership: Leadership) -> PartitionState:
 
 
 def _without_expired_front(leadership: Leadership, view: BrokerView) -> BrokerView:
-    """Return the view without late copies of expired data: segments that end below the brokers' log start and that a gap separates from the
-    segments after them.
+    """Remove late copies of expired data: segments that end below the brokers' log start and that a gap separates from the segments after
+    them.
     """
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
@@ -124,9 +122,7 @@ def require_consistent_lineage(
 
 
 def complete_metadata(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """Return a segment's metadata with the fields that brokers do not record: files, first open transaction and timestamp of the first
-    batch, read from its objects. Raises StoreError, and BadData if an object is missing.
-    """
+    """Read from the segment's objects what brokers do not record. Raises StoreError, and BadData if an object is missing."""
     try:
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
         head = layout.read_file(partition, segment, "log", 0, _BATCH_HEADER)

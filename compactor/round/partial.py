@@ -5,8 +5,7 @@ copies.
 
 1. A batch that is not *touched* stays byte for byte the same, however the segment is cleaned: none of its records is superseded, and
    nothing in its header requires a change. Some of these are read all the same, because a store copies only long ranges.
-2. WholeSegmentReadNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
-   copy. The segment is then read whole. Both ways give the same objects (I7).
+2. WholeSegmentReadNeededError is raised if anything does not match. The segment is then read whole. Both ways give the same objects (I7).
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ PositionAndLength = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive), that are all copied by the store, or all read and
-    cleaned.
-    """
+    """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive)."""
 
     first: int
     last: int
@@ -89,9 +86,8 @@ class PartialRewritePlan:
     """Plan of a partial rewrite.
 
     directory: loads the segment's key directory, which is too large to be held in memory during a round.
-    table: all batches of the segment.
-    stretches: ranges of batches, by turns read and copied; together they are the whole segment.
-    version: version of the segment's object, which must not change meanwhile.
+    stretches: by turns read and copied; together they are the whole segment.
+    version: of the segment's object, which must not change meanwhile.
     """
 
     directory: Callable[[], KeyDirectory]
@@ -101,12 +97,10 @@ class PartialRewritePlan:
 
     @property
     def read_batch_indexes(self) -> Int64s:
-        """Positions in the segment of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
     @property
     def byte_ranges_to_read(self) -> tuple[PositionAndLength, ...]:
-        """(position, length) in bytes of each range of the log that is read."""
         return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.copied_batch_flags)
 
     @property
@@ -121,7 +115,6 @@ class PartialRewritePlan:
 
 
 def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> PositionAndLength:
-    """Return (position, length) in bytes of consecutive batches in the log."""
     start = int(table.position[batch_range.first])
     return start, int(table.position[batch_range.last - 1] + table.size[batch_range.last - 1]) - start
 
@@ -130,10 +123,7 @@ def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> Positio
 
 
 def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: int, copy_limits: CopyLimits | None) -> bool:
-    """Return whether a segment should get a key directory, which allows a later round to read only a part of it.
-
-    :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
-    """
+    """:param copy_limits: None if the store cannot copy ranges."""
     size = segment.size_bytes
     if copy_limits is None or size < LEAST_COPIES * min_copy_bytes(copy_limits) or not segment.recorded_size_and_digests("log").batches:
         return False
@@ -141,16 +131,16 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: 
 
 
 def min_copy_bytes(copy_limits: CopyLimits) -> int:
-    """Return the smallest range that is worth a copy: the store's limit, and at least LEAST_COPY."""
+    """Return the store's limit, and at least LEAST_COPY."""
     return max(copy_limits.min_run_bytes, LEAST_COPY)
 
 
 def whole_read_reason(
     segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, dirty_key_count: int, copy_limits: CopyLimits | None
 ) -> str:
-    """Return why a clean segment must be read completely, judged without its key directory; empty: a part may be enough.
+    """Judged without the key directory; empty: a part may be enough.
 
-    :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
+    :param copy_limits: None if the store cannot copy ranges.
     """
     if copy_limits is None:
         return "its store does not copy ranges"
@@ -176,12 +166,7 @@ def flag_touched_batches(
     *,
     drops_keyless: bool = True,
 ) -> Flags:
-    """Return for each batch whether cleaning may change it, so that it cannot be copied.
-
-    :param decisions: what the cleaner does with each batch, as far as its header decides.
-    :param may_hold_dirty_key: for each batch.
-    :param drops_keyless: whether records without a key are removed.
-    """
+    """Return for each batch whether cleaning may change it, so that it cannot be copied. ``decisions``: by the headers alone."""
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
     due = ((directory.flags & HAS_TOMBSTONE) != 0) & ~waiting
     if drops_keyless:
@@ -196,8 +181,7 @@ def flag_touched_batches(
 
 
 def divide_into_stretches(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
-    """Divide a segment into ranges that are read and ranges that the store copies. Return an empty tuple if too many bytes would have to be
-    read.
+    """Return an empty tuple if too many bytes would have to be read.
 
     A range that is read between two copied ones includes batches of at least ``copy_limits.min_run_bytes`` that will not change, so that
     the new part of the object is large enough for the store.
@@ -281,8 +265,8 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTa
 
 
 def composed_removable_counts(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
-    """Return how many records of the composed segment later rounds will remove, by kind. A copied batch with tombstones counts as one
-    tombstone with the batch's delete horizon, and one with records without a key as one such record.
+    """A copied batch with tombstones counts as one tombstone with the batch's delete horizon, and one with records without a key as one
+    such record.
     """
     flags = plan.directory().flags
     buried = plan.copied_batch_flags & ((flags & HAS_TOMBSTONE) != 0)
@@ -296,8 +280,8 @@ def composed_removable_counts(plan: PartialRewritePlan, counts_of_rewritten: Rem
 
 
 def composed_sidecar(source_sidecar: Sidecar, segment_id: str, removable_counts: RemovableRecordCounts, table: BatchTable) -> Sidecar:
-    """Return the sidecar of the composed segment, with the filter and the key sketch of its source. Both may contain keys that are gone;
-    this may cause a needless read, but loses no record.
+    """Keep the filter and the key sketch of the source. Both may contain keys that are gone; this may cause a needless read, but loses no
+    record.
     """
     runs, markers = extract_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
@@ -320,16 +304,16 @@ KEPT = 3
 
 
 class WholeSegmentReadNeededError(Exception):
-    """Raised if a segment of which only a part was to be read must be read completely. It does not mean that the segment is corrupt."""
+    """Raised if a segment must be read completely after all. The segment is not corrupt."""
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentPartToRead:
     """The part of a segment that is read when the store copies the rest.
 
-    whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
-    rows: indexes of the batches that are read.
-    source, verdicts: the batches that are read, as a segment of their own, and their transaction outcomes.
+    whole: all batches of the segment without their bytes, for transaction outcomes.
+    rows: batches that are read.
+    source, verdicts: these batches as a segment, and their transaction outcomes.
     """
 
     splice: PartialRewritePlan
@@ -340,7 +324,7 @@ class SegmentPartToRead:
     verdicts: TransactionVerdicts
 
     def require_matching_batches(self) -> None:
-        """Raise WholeSegmentReadNeededError if the batches that were read are corrupt or do not match the key directory."""
+        """Raise WholeSegmentReadNeededError if the batches are corrupt or do not match the key directory."""
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
@@ -361,9 +345,7 @@ class KeyDirectoryCache:
         self._lock = threading.Lock()
 
     def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Yield, for each segment, its key directory (None if it has none that matches it) and the number of bytes fetched for it. Raises
-        StoreError.
-        """
+        """Yield for each segment its key directory (None if none matches it) and the fetched bytes. Raises StoreError."""
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
             is_its = (
@@ -378,9 +360,7 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that has one. Raises StoreError, and WholeSegmentReadNeededError if it no longer exists or
-        does not match.
-        """
+        """Raises StoreError, and WholeSegmentReadNeededError if the key directory no longer exists or does not match."""
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
@@ -394,7 +374,7 @@ class KeyDirectoryCache:
 
 @dataclass(frozen=True)
 class KeyDirectoryLookupResult:
-    """Result of looking up the dirty keys in one segment's key directory.
+    """Result of one lookup.
 
     part: None if the segment must be read completely.
     meets_none: whether no batch must be read because of a key.
@@ -406,21 +386,15 @@ class KeyDirectoryLookupResult:
 
 @dataclass(frozen=True)
 class PartToReadFinder:
-    """Search for the part of a clean segment that must be read, by its key directory.
-
-    pieces: the dirty keys' hashes, shortened to 32 bits as in key directories (bloom.directory).
-    """
-
     reading: StagedSegmentReader
     rules: RetentionRules
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
     def find_part(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> KeyDirectoryLookupResult:
-        """Return which part of a segment must be read. Raises StoreError.
+        """Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
-        :param verdicts: outcomes of transactions for these batches.
         """
         may_hold_dirty_key = directory.flag_matching_batches(self.pieces)
         return KeyDirectoryLookupResult(
@@ -461,7 +435,7 @@ class PartToReadFinder:
 
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """Segment whose bytes the store mostly copies. ``due``: numbers of its records that later rounds will remove."""
+    """Segment that the store composes. ``due``: records that later rounds will remove."""
 
     directory: KeyDirectory
     table: BatchTable
@@ -471,9 +445,7 @@ class ComposedSegment:
 def describe_composed_segment(
     segment_part: SegmentPartToRead, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the composed segment for the cleaner's ``output``. Raises WholeSegmentReadNeededError if it would be too large or the offsets
-    of its batches would not ascend.
-    """
+    """Raises WholeSegmentReadNeededError if the segment would be too large or the offsets of its batches would not ascend."""
     splice = segment_part.splice
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
     with WorkerThreads(1) as workers:

@@ -6,9 +6,9 @@
 4. clean:  sidecar heads, then filters. What must be read is read in pass 2 (with keys on disk also here). If a key directory allows it,
    only a part is read (round.partial), or nothing.
 
-The offset map is a set of keys while ``map_budget_bytes`` allows, and rows on local disk otherwise, or from the moment when an estimate
-turns out too low. If the disk cannot hold all rows, the keys are split into parts and each part has its own scan. The gate keeps its keys
-in its own memory: all keys that fit, else those of one range of its hash.
+The offset map is a set of keys while ``map_budget_bytes`` allows, and rows on local disk otherwise. If the disk cannot hold all rows, the
+keys are split into parts and each part has its own scan. The gate keeps its keys in its own memory: all keys that fit, else those of one
+range of its hash.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class SurvivorScanSettings:
     engine: auto, memory or partitioned.
     gate: whether the gate reads the records too, within the map budget.
     check: called between segments; may raise Fenced.
-    refuses_keyless: whether records without a key in the dirty range are refused.
     """
 
     engine: str
@@ -89,12 +88,10 @@ class SurvivorScanSettings:
 
 @dataclass(frozen=True)
 class CleanSegmentSelectionInputs:
-    """Inputs by which pass 1 decides which clean segments must be read.
+    """Inputs of the decision which clean segments must be read.
 
-    sidecars: None if sidecars are switched off (``bloom = false``).
-    record: reads that filters have saved on this partition so far.
-    only: ids of the clean segments to read, as a resumed plan states them; None to decide here.
-    in_part: ids of clean segments of which reading a part may be enough; None for all, empty for none.
+    only: ids of the segments that a resumed plan reads; None to decide here.
+    in_part: ids of segments of which a part may be enough; None for all.
     """
 
     sidecars: SidecarStore | None
@@ -107,7 +104,6 @@ class CleanSegmentSelectionInputs:
 class SurvivorScanResult:
     """Result of pass 1.
 
-    opened_sources: segments that were not opened are represented by the headers in their sidecars, or are empty.
     passes: number of scans of the dirty range.
     """
 
@@ -125,14 +121,11 @@ class SurvivorScanResult:
 
     @property
     def second_reader(self) -> Gate | None:
-        """The gate, which also receives the records that pass 2 decompresses."""
         return self.gate
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Yield a segment, or its part to read, with the outcomes of transactions for its batches. Raises BadData, StoreError, OutOfBudget,
-        WholeSegmentReadNeededError.
-        """
+        """Yield a segment, or its part to read. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError."""
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
@@ -142,21 +135,18 @@ class SurvivorScanResult:
             yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
 
     def free_key_memory(self) -> None:
-        """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
         self.cleaned_chunk_cache.stop_storing()
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
     def part_of_segment(self, ordinal: int) -> SegmentPartToRead | None:
-        """Return the part that is read while the store copies the rest; None if all of it is read."""
+        """Return None if all of the segment is read."""
         return self.opened_sources.parts.get(ordinal)
 
 
 @dataclass(frozen=True)
 class _SurvivorScanInputs:
-    """Inputs shared by all attempts at one pass 1. Segments that one attempt opened stay open for the next."""
-
     reading: StagedSegmentReader
     extent: RoundRange
     settings: SurvivorScanSettings
@@ -173,8 +163,6 @@ class _FetchedSidecarByteCounter:
 
 @dataclass
 class _HeldDiskReservation:
-    """Disk space that one attempt has reserved; None until it needs any."""
-
     reservation: DiskSpaceReservation | None = None
 
 
@@ -189,10 +177,10 @@ class _SurvivorScanAttempt:
 
 @dataclass(frozen=True)
 class BloomFilterAnswers:
-    """Answers of the Bloom filters of clean segments, by position of the segment.
+    """Answers by position of the segment.
 
-    asked: segments about which only the filter could decide.
-    met: segments of ``asked`` that must be read, with the reason.
+    asked: where only the filter could decide.
+    met: of ``asked``, must be read; with the reason.
     """
 
     asked: frozenset[int] = frozenset()
@@ -202,7 +190,7 @@ class BloomFilterAnswers:
 def scan_for_survivors(
     reader: StagedSegmentReader, round_range: RoundRange, settings: SurvivorScanSettings, selection_inputs: CleanSegmentSelectionInputs
 ) -> SurvivorScanResult:
-    """Find the last record of each dirty key, and the clean segments that must be read. When it returns, no disk space is reserved; fetched
+    """Find the last record of each dirty key, and the clean segments that must be read. At the end no disk space is reserved; fetched
     segments stay on disk until the space is needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises; KeylessRecordsRefused once the dirty range was
@@ -231,9 +219,7 @@ def scan_for_survivors(
 
 
 def _scan_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
-    """Run one attempt with the keys in memory, and move them to disk if they turn out not to fit. Raises DiskReservationExceeded if there
-    is no disk space for them.
-    """
+    """Move the keys to disk if they turn out not to fit. Raises DiskReservationExceeded if there is no disk space for them."""
     settings, staging, space = scan_inputs.settings, scan_inputs.reading.staging, _HeldDiskReservation()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
@@ -283,7 +269,6 @@ def _scan_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, e
 
 
 def _scan_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
-    """Run one attempt with one scan of the dirty range for each part of the keys."""
     settings, staging = scan_inputs.settings, scan_inputs.reading.staging
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
@@ -333,8 +318,8 @@ def _max_keys_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int
 
 
 def _count_key_parts(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
-    """Return into how many parts the keys must be split, so that the rows of one part and the segment being read fit the disk budget.
-    Raises OutOfBudget if there would be more than MOST_PASSES.
+    """The rows of one part and the segment being read must fit the disk budget. Raises OutOfBudget if there would be more than MOST_PASSES
+    parts.
     """
     budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_segment_disk_bytes
     parts = count_log_scans(expected_row_count, budget - largest)
@@ -374,7 +359,7 @@ def _key_scan_parameters(scan_inputs: _SurvivorScanInputs, cleaned_chunk_cache: 
 
 
 def _collect_dirty_keys(scan: _SurvivorScanAttempt) -> None:
-    """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
+    """Newest segment first. Segments after the range only contribute outcomes of transactions."""
     job, opened, survivors = scan.job, scan.job.opened, scan.survivors
     outcomes: dict[int, int] = {}
     for ordinal in reversed(job.roles.behind):
@@ -402,7 +387,7 @@ def _collect_dirty_keys(scan: _SurvivorScanAttempt) -> None:
 
 
 def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
-    """Compute the verdict on every batch, once. Clean segments without a sidecar are opened for their headers."""
+    """Clean segments without a sidecar are opened for their headers."""
     job = scan.job
     if not job.opened.folded:
         for ordinal in job.roles.clean:
@@ -415,11 +400,7 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
 
 
 def _decide_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[int, SegmentReadDecisionFromSidecar]:
-    """Return the decision that each clean segment's sidecar allows, by position; only for the segments to read if a resumed plan states
-    them.
-
-    :param dirty_key_count: number of keys of the dirty range, or an upper bound on it.
-    """
+    """If a resumed plan states the segments to read, decide only about these. ``dirty_key_count``: or an upper bound on the number."""
     live, inquiry = scan_inputs.roles.live, scan_inputs.inquiry
     if inquiry.only is not None:
         return {n: SegmentReadDecisionFromSidecar(None, must=PLANNED) for n in scan_inputs.roles.clean if live[n].id in inquiry.only}
@@ -448,8 +429,8 @@ def _transaction_reason(scan_inputs: _SurvivorScanInputs, ordinal: int) -> str:
 def _ask_filters(
     scan: _SurvivorScanAttempt, decisions: Mapping[int, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Ask the filters of clean segments about the dirty keys of this part of the key space, and add the answers. If keys are on disk, also
-    read the clean segments that may contain one of these keys.
+    """Add the filters' answers for this part of the key space. If keys are on disk, also read the clean segments that may contain one of
+    these keys.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
@@ -471,7 +452,7 @@ def _ask_filters(
 def _choose_partial_reads(
     scan: _SurvivorScanAttempt, decisions: dict[int, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Choose, by key directories, the clean segments of which reading a part is enough. ``decisions`` is changed in place.
+    """Change ``decisions`` in place.
 
     A segment without a due deletion is skipped if its key directory contains no dirty key, whatever its filter says. The filter of a
     composed segment still contains keys that are gone, and would match them in every round.
@@ -555,7 +536,7 @@ def _build_survivor_scan_result(
 
 
 def remaining_size_bounds(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
-    """Return an upper bound on the bytes and records that remain after the round of each segment that pass 1 has read.
+    """Return upper bounds by id of each segment that pass 1 has read.
 
     A batch that keeps a record, or whose records are not known, counts in full. One batch header is added for each producer.
     """

@@ -1,4 +1,4 @@
-"""Pass 2 and the upload: rewrites, checks and uploads the groups of a plan on this machine. It never writes metadata."""
+"""Pass 2 and the upload of a plan's groups on this machine. Neither writes metadata."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ from compactor.tier.sidecars import SidecarStore
 class RewrittenSegment:
     """New segment that is ready for upload.
 
-    log: size and digests of its log.
-    contents: file or bytes of each kind of object; the log is missing if the store composes it.
+    contents: by kind of object; the log is missing if the store composes it.
     due_ms: earliest delete horizon in the segment.
-    pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
+    pieces: from which the store composes the log; empty if the log is uploaded.
     """
 
     table: BatchTable
@@ -88,11 +87,7 @@ class RewrittenSegment:
     def from_local_files(
         output: SourceSegment, contents_by_kind: Mapping[str, Path | bytes], max_inflated_bytes: int, *, should_record_batch_digests: bool
     ) -> RewrittenSegment:
-        """Return a new segment whose files are all on this machine.
-
-        :param output: the segment's log, opened.
-        :param should_record_batch_digests: whether to record the digest of the batch headers, too.
-        """
+        """:param output: the segment's log, opened."""
         log = describe_log(output) if should_record_batch_digests else describe_file(contents_by_kind["log"])
         return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_horizon_ms(output, max_inflated_bytes))
 
@@ -100,7 +95,6 @@ class RewrittenSegment:
     def from_composed_pieces(
         composed: ComposedSegment, sources: Sequence[ComposeSource], contents_by_kind: Mapping[str, Path | bytes]
     ) -> RewrittenSegment:
-        """Return a new segment whose log the store composes from ``sources``, in their order."""
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=sha256_of_batch_headers(composed.directory.headers))
         return RewrittenSegment(composed.table, log, contents_by_kind, due, sources)
@@ -117,14 +111,11 @@ def upload_segment(
     negative_timestamp_count: int,
     broker_log_start: int,
 ) -> tuple[RemoteLogSegmentMetadata, str]:
-    """Upload a new segment under its announced id, after informing the publisher. Return its metadata, and why the layout refused the
-    upload; empty: it did not.
+    """Inform the publisher, then upload. Return the metadata, and why the layout refused the upload; empty: it did not.
 
     :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
-    :param sum_of_batches: count and digest sum of the segment's batches, for the balance.
-    :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
+    :param negative_timestamp_count: records with one that is not -1.
     :param broker_log_start: of the plan. Records below it do not count for the largest timestamp.
-    :raises StoreError: if the store fails.
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
@@ -160,9 +151,7 @@ def describe_file(content: Path | bytes) -> SegmentFile:
 
 
 def describe_log(source: SourceSegment) -> SegmentFile:
-    """Return size and SHA-256 of a new log whose CRCs are known to be valid, and the digest of its batch headers unless it has batches of
-    v0 or v1.
-    """
+    """Omit the digest of batch headers if batches of v0 or v1 are among them. The CRCs are known to be valid."""
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
     batches = sha256_of_batch_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
     return SegmentFile(size=source.size, sha256=sha256, batches=batches)
@@ -172,25 +161,21 @@ _log = logging.getLogger(__name__)
 
 
 def versions_fingerprint() -> str:
-    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces (determinism,
-    I7).
-    """
+    """Return the versions that decide the bytes which a plan produces (determinism, I7)."""
     return f"tiered-compactor={__version__} {codecs.codec_library_versions()}"
 
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """Worker (``PlanWorker``) that executes a plan in threads of this process.
+    """Worker (``PlanWorker``) in threads of this process.
 
     publisher: informed about each new segment before its first object is created.
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
     sidecars: None to use and write none.
-    filter_for: returns the filter for a new segment with a number of records and bytes, or None.
+    filter_for: records, bytes -> filter of a new segment.
     found: result of pass 1 for the plan that was just announced; None if pass 1 must be repeated.
-    workers: the threads that pass 1 used.
-    splices: whether segments may be read in part, and new ones get the key directories that this needs.
-    stats: updated while the round runs.
-    known: contents of small files that were already read, by segment id and kind.
+    splices: whether segments may be read in part, and new ones get key directories.
+    known: small files that were already read, by segment id and kind.
     """
 
     layout: SegmentLayout
@@ -265,7 +250,7 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> SurvivorScanResult:
-        """Run pass 1 for a plan that was announced before. Only the clean segments that the plan's tasks contain are read."""
+        """Only the clean segments of the plan's tasks are read."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = SurvivorScanSettings(
@@ -288,7 +273,7 @@ class LocalWorker:
     def _rewrite_and_upload_groups(
         self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Each group's sources are prefetched, all threads rewrite it, and it is uploaded while the next one is rewritten."""
+        """Each group is uploaded while the next one is rewritten."""
         uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
         with ThreadPoolExecutor(1, "upload") as uploader:
             try:
@@ -308,12 +293,12 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class RewrittenGroup:
-    """New segment of a group on local disk, with its disk reservation.
+    """New segment of a group on local disk.
 
     members: positions of the group's sources in the partition.
-    cleaned: the written files; of a partial rewrite, only the rewritten batches.
+    cleaned: of a partial rewrite, only the rewritten batches.
     balance: sums that account for all records of the sources, also with a partial rewrite.
-    part: the part of the source that was read; None if the source was read completely.
+    part: None if the source was read completely.
     """
 
     task: CompactionTask
@@ -326,16 +311,15 @@ class RewrittenGroup:
 
     @property
     def unread_record_count(self) -> int:
-        """Number of records in batches that were not read because the store copies them."""
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
 class SurvivorScanResultsForRewrite(Protocol):
-    """Results of pass 1 that pass 2 needs.
+    """Results of pass 1.
 
     gate: None if the check is switched off.
-    second_reader: receives the records that pass 2 decompresses; None if no check needs them.
-    sources: by position. Those that were opened by ``open_segment`` have their batch headers.
+    second_reader: receives the records that pass 2 decompresses.
+    sources: by position; if opened, with batch headers.
     """
 
     @property
@@ -356,17 +340,14 @@ class SurvivorScanResultsForRewrite(Protocol):
     def open_segment(
         self, ordinal: int, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
-        """Yield a segment's bytes and the outcomes of transactions for its batches; only a part if ``part_of_segment`` returns one.
-        Raises BadData, StoreError, OutOfBudget, and WholeSegmentReadNeededError if the part proves not to be enough.
+        """Yield only a part if ``part_of_segment`` returns one. Raises BadData, StoreError, OutOfBudget, and WholeSegmentReadNeededError if
+        the part proves not to be enough.
         """
 
-    def part_of_segment(self, ordinal: int) -> SegmentPartToRead | None:
-        """Return the part of a segment that ``open_segment`` opens; None if it opens all of it."""
+    def part_of_segment(self, ordinal: int) -> SegmentPartToRead | None: ...
 
 
 class PlanExecution:
-    """Execution of one plan, which rewrites, uploads and reports each of its groups."""
-
     def __init__(
         self,
         worker: LocalWorker,
@@ -390,9 +371,8 @@ class PlanExecution:
         return self.upload_group(self.rewrite_group(task))
 
     def rewrite_group(self, task: CompactionTask, tasks_to_prefetch: Sequence[CompactionTask] = ()) -> RewrittenGroup:
-        """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time.
+        """One disk reservation covers everything that the group has on disk at the same time.
 
-        :param tasks_to_prefetch: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
         :raises WholeSegmentReadNeededError: if a segment must be read completely after all.
         """
@@ -466,16 +446,14 @@ class PlanExecution:
         return self._answers.part_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
-        """Upload a rewritten group, then release its disk space. May run while another group is rewritten. Raises StoreError,
-        WholeSegmentReadNeededError.
-        """
+        """May run while another group is rewritten. Raises StoreError, WholeSegmentReadNeededError."""
         try:
             return self._worker.staging.retry_while_disk_full(lambda: self._upload_group_with_sidecar(group))
         finally:
             self.discard_group(group)
 
     def discard_group(self, group: RewrittenGroup) -> None:
-        """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
+        """Delete files, and give disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
         group.reservation.release_all()
         self._update_round_costs()
@@ -542,8 +520,8 @@ class PlanExecution:
         )
 
     def _end_state_files(self, group: RewrittenGroup) -> dict[str, bytes]:
-        """Return, by kind of file, the producer snapshot and leader-epoch checkpoint of the group's last source, cut at the offset up to
-        which readers read that source. A file that the source lacks is left out.
+        """Return, by kind, the files of the group's last source, cut at the offset up to which readers read that source. A file that the
+        source lacks is left out.
         """
         ordinal = group.members[-1]
         last, end = self._live[ordinal], group.task.end_offset
@@ -593,7 +571,7 @@ class PlanExecution:
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
     ) -> None:
-        """Store the sidecar of a composed segment, derived from its source's; none if the source has none."""
+        """Store none if the source has none."""
         worker = self._worker
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
@@ -613,7 +591,7 @@ class PlanExecution:
 
 
 def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey | None = None) -> RetentionRules:
-    """Return the cleaner's rules for a plan. ``balance_key``: None to compute no record sums for the balance."""
+    """:param balance_key: None to compute no record sums for the balance."""
     return RetentionRules(
         now_ms=plan.now_ms,
         delete_retention_ms=plan.policy.delete_retention_ms,

@@ -1,4 +1,4 @@
-"""Decisions of a round: whether a partition is due, and the plan. Pure functions over the folded state.
+"""Decisions whether a round is due, and its plan. Pure functions over the folded state.
 
 Source: Kafka's LogCleanerManager; docs/kafka-rules.md, section 1.
 """
@@ -39,8 +39,8 @@ from compactor.storage.schemes import GIB
 
 
 def require_keyless_accepted(state: PartitionState, cleaner: CleanerSettings, end: int) -> None:
-    """Raise KeylessRecordsRefused if an earlier round was refused for records without a key of which at least the newest is still in the
-    dirty range, which ends before ``end``. A blocked partition is not read again and again.
+    """Raise KeylessRecordsRefused if the newest record for which an earlier round was refused is still in the dirty range, which ends
+    before ``end``.
     """
     known = known_refused_keyless(state, cleaner, end)
     if known is not None:
@@ -48,9 +48,7 @@ def require_keyless_accepted(state: PartitionState, cleaner: CleanerSettings, en
 
 
 def known_refused_keyless(state: PartitionState | PartitionSummary, cleaner: CleanerSettings, end: int) -> KeylessRecords | None:
-    """Return the records without a key for which the next round over offsets below ``end`` will be refused, as an earlier round has counted
-    them; None if none are known.
-    """
+    """Return the count of an earlier round if the next one, over offsets below ``end``, will be refused."""
     keyless = state.quarantine.keyless if state.quarantine else None
     refused = cleaner.keyless_records == "refuse" and keyless is not None and state.first_dirty_offset <= keyless.last_offset < end
     return keyless if refused else None
@@ -77,7 +75,7 @@ MONTH_MS = 30 * 86_400_000
 class DirtyRatioThreshold:
     """Dirty ratio above which a round is due. ``why``: empty if a setting states it.
 
-    saved_usd_month: saving in comparison with Kafka's default; None if the threshold was not chosen by cost.
+    saved_usd_month: in comparison with Kafka's default; None if the threshold was not chosen by cost.
     """
 
     ratio: float
@@ -95,9 +93,7 @@ def dirty_ratio_threshold(
     dirty_segments: Sequence[SegmentMetadataOrSummary],
     bytes_saved_per_dirty_byte: float | None,
 ) -> DirtyRatioThreshold:
-    """Return the dirty ratio above which a round is due. ``bytes_saved_per_dirty_byte``: by the last round; None if unknown, which is
-    treated as 1.
-    """
+    """:param bytes_saved_per_dirty_byte: by the last round; None (unknown) is treated as 1."""
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
     costs = cleaner.segment_replacement_costs
@@ -140,11 +136,9 @@ S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 @dataclass(frozen=True)
 class ExpiredSegments:
-    """Segments that retention removes now, never the newest, even if its records expire.
+    """Segments that retention removes, never the newest, even if its records expire.
 
     log_start_offset: first offset that readers may read afterwards. It is unchanged if all removed segments were below it already.
-    segments, bytes: number and size of the removed segments.
-    reason: retention limits that the segments exceed, for people.
     """
 
     log_start_offset: int
@@ -154,12 +148,12 @@ class ExpiredSegments:
 
 
 def is_retention_enabled(cleaner: CleanerSettings) -> bool:
-    """Return whether ``retention_ms`` and ``retention_bytes`` apply. As in Kafka, they do not under the cleanup policy "compact" alone."""
+    """Return False, as Kafka does, under the cleanup policy "compact" alone."""
     return cleaner.cleanup_policy != "compact"
 
 
 def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
-    """Return the segments that retention deletes now; None if none expires, or if brokers expire the segments.
+    """Return None if none expires, or if brokers expire the segments.
 
     Segments that lie below the log start but could not be removed earlier are included, whatever the cleanup policy is.
 
@@ -183,7 +177,7 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
 
 
 def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
-    """Return the first time at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never happens."""
+    """Return NEVER_MS if no segment ever exceeds ``retention_ms``."""
     if state.mirrored or not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return NEVER_MS
     first = next((segment for segment in state.live if segment.end_offset >= state.log_start), None)
@@ -218,7 +212,7 @@ FEW_PASSES = 3
 
 
 def spark_reason(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
-    """Return why a due round goes to the Spark cluster of [spark] master under ``map_engine = "auto"``; empty: this process does it."""
+    """Return an empty reason if this process does the round. For ``map_engine = "auto"``."""
     if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
         return ""
     size = sum(segment.size_bytes for segment in assessment.covered_segments)
@@ -237,7 +231,7 @@ def spark_reason(cleaner: CleanerSettings, spark: SparkSettings, assessment: Rou
 
 
 def expected_scan_count(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
-    """Return how many times the partitioned engine would have to read the dirty range; 1 if the disk budget is ``auto``."""
+    """Return how often the partitioned engine reads the dirty range; 1 if the disk budget is ``auto``."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = (
@@ -265,12 +259,10 @@ IDLE = "it is clean, and nothing is due in it"
 
 @dataclass(frozen=True)
 class RoundAssessment(Generic[S]):
-    """Decision whether a round over one partition is due, with the segments that it would cover.
+    """Decision whether a round is due, with its segments.
 
-    first_dirty: first offset that is not clean.
-    end: end of the round's range, exclusive.
-    dirty: segments of the range with an offset at or above ``first_dirty``.
-    clean: the other segments of the range. The sizes of both give ``dirty_ratio``.
+    end: exclusive.
+    dirty: segments with an offset at or above ``first_dirty``. clean: the others.
     horizon_due: ids of segments in which a delete horizon has passed.
     """
 
@@ -290,7 +282,7 @@ class RoundAssessment(Generic[S]):
 
 
 def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
-    """Return whether a round is due by Kafka's eligibility rules, or because of delete horizons alone.
+    """Apply Kafka's eligibility rules, and delete horizons.
 
     :param force: treat a partition with any dirty segment as due.
     """
@@ -353,7 +345,7 @@ def _decide_due(
 
 
 class RemainingSizeBound(NamedTuple):
-    """Upper bound on the records and bytes of a segment that remain after the round, as pass 1 knows it."""
+    """Upper bound on what remains of a segment after the round."""
 
     bytes: int
     records: int
@@ -361,12 +353,12 @@ class RemainingSizeBound(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """Values from which a plan is made, gathered once.
+    """Values from which a plan is made.
 
-    producers: producers that are live at the log's end.
-    fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
+    producers: live at the log's end.
+    fingerprint: as in ``CompactionPlan``.
     clean: clean segments that pass 1 allows to skip; by default none.
-    left: bounds by segment id. They decide the sizes of groups; if empty, the segments' present sizes do.
+    left: bounds by segment id, for the sizes of groups; if empty, the segments' present sizes count.
     snapshot: the last segment's producer snapshot, as read.
     """
 
@@ -384,9 +376,7 @@ class PlanInputs:
 
 @dataclass(frozen=True)
 class GroupMemberCandidate:
-    """Segment that may join a group. Its sizes, in bytes, are those of its present files, or those of the records that remain after the
-    round.
-    """
+    """Segment whose sizes, in bytes, are those of its present files, or those of the records that remain after the round."""
 
     metadata: RemoteLogSegmentMetadata
     left: RemainingSizeBound | None = None
@@ -412,12 +402,12 @@ _AssessedPartition = RoundAssessment[RemoteLogSegmentMetadata]
 
 
 def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
-    """Return the plan without ids and epoch, for callers that need its rules before the complete plan exists."""
+    """Return the plan without ids and epoch."""
     return plan_round(plan_inputs, NO_COMPACTOR_EPOCH, lambda: "")
 
 
 def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id: Callable[[], str]) -> CompactionPlan:
-    """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7)."""
+    """Executing the plan twice gives the same bytes (determinism, I7)."""
     state, found, clean, cleaner = plan_inputs.state, plan_inputs.assessment, plan_inputs.clean, plan_inputs.cleaner
     rules = (
         GroupingRules(
@@ -486,17 +476,17 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[int]:
 
 
 def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
-    """Return the time before a segment's expiry from which on it is rewritten alone."""
+    """A segment that expires within this time is rewritten alone."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
 def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many segments at the beginning of a round's range brokers will expire soon; each of these is rewritten alone.
+    """Count the segments at the beginning that brokers will expire soon; each is rewritten alone.
 
     In a larger group, records would be kept until the group's last source expires, and some sources would be gone before the group is
     published.
 
-    :param segments: the segments that the round covers, ascending.
+    :param segments: ascending.
     """
     if not state.mirrored or cleaner.retention_ms < 0:
         return 0
@@ -506,12 +496,10 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
 
 @dataclass(frozen=True)
 class GroupingRules:
-    """Rules that decide which neighbouring segments form a group.
+    """Rules by which neighbouring segments form a group.
 
-    left: as in PlanInputs.
     apart: positions of segments that must be the first of their group.
-    large: whether segments that are due only for delete horizons are grouped, too: on broker-managed tiers, because brokers keep several
-        files per segment.
+    large: whether segments that are due only for delete horizons are grouped, too (broker-managed tiers).
     """
 
     cleaner: CleanerSettings
@@ -537,7 +525,7 @@ class GroupingRules:
 def _choose_groups_to_rewrite(
     assessment: _AssessedPartition, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
 ) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
-    """Return the groups, ascending, and the ids of the clean segments that are in a group only because they are small."""
+    """Return groups, ascending, and the ids of the clean segments that are in a group only because they are small."""
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
     segments = assessment.covered_segments
@@ -567,15 +555,15 @@ def _choose_groups_to_rewrite(
 
 
 def _is_worth_merging(group: Sequence[GroupMemberCandidate]) -> bool:
-    """Return whether there are at least MERGE_AT_LEAST clean neighbours, and none has more than half of the bytes. So each merge of a
-    record at least doubles the size of its segment.
+    """Require at least MERGE_AT_LEAST clean neighbours, none with more than half of the bytes. So each merge of a record at least doubles
+    the size of its segment.
     """
     return len(group) >= MERGE_AT_LEAST and 2 * max(member.size for member in group) <= sum(member.size for member in group)
 
 
 def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
-    """Return the approximate number of records in the metadata topic that a round over these tasks causes, up to the deletion of the
-    replaced segments: two for each new and replaced segment, and four for each marker where a leader epoch ends (docs/broker-protocol.md).
+    """Return an estimate: two for each new and replaced segment, and four for each marker where a leader epoch ends
+    (docs/broker-protocol.md).
     """
     segments = sum(1 + len(task.sources) for task in tasks)
     ends = sum(len(task.leader_epochs) - 1 for task in tasks)

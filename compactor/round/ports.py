@@ -1,4 +1,4 @@
-"""Ports of a round: the steps that the driver calls, the worker among them, and what the worker can ask of the driver."""
+"""Ports between a round's driver, its steps and its worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OVERDUE: Final = "overdue"
 
 
 class LeadershipCheck(Protocol):
-    """Raises Fenced if new control records show another leader. A call counts as progress, without which the lease is not renewed, unless
+    """Raises Fenced if another process leads. A call counts as progress, without which the lease is not renewed, unless
     ``caller_only_waits`` is set.
     """
 
@@ -33,9 +33,9 @@ class LeadershipCheck(Protocol):
 
 
 class RoundPostponedError(Exception):
-    """Raised if a round must wait because it would exceed [publish] metadata_records_per_hour. No plan was announced.
+    """Raised if a round would exceed [publish] metadata_records_per_hour. No plan was announced.
 
-    until_ms: when to try again, by this machine's clock.
+    until_ms: by this machine's clock.
     """
 
     def __init__(self, reason: str, until_ms: int) -> None:
@@ -45,30 +45,29 @@ class RoundPostponedError(Exception):
 
 
 class RoundDriverServicesForWorker(Protocol):
-    """Driver of a round as its worker sees it: the partition's state, scratch objects and the check for leadership."""
+    """Driver of a round as its worker sees it."""
 
     @property
     def state(self) -> PartitionState:
-        """State in which the plan is the open intent. ``state.live`` has the metadata of its sources."""
+        """State in which the plan is the open intent."""
 
     @property
     def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
-        """Result of pass 1 that an earlier attempt at this plan stored; empty if there is none."""
+        """Results of an earlier attempt at this plan."""
 
     def scratch_object_key(self, object_name: str) -> str:
-        """Return the control store key for a scratch object of this run, which is deleted after the run has ended."""
+        """The object is deleted after the run has ended."""
 
     def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
-        """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
+        """The objects must exist. Raises Fenced."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None: ...
 
 
 class PlanWorker(Protocol):
-    """Executor of a plan that is recorded in the control log. It fetches the sources, cleans them in two passes, has the output checked
-    independently, uploads the new segments under the ids that the plan names, and reads them back.
+    """Executor of a plan that is recorded in the control log.
 
-    It yields one outcome per task, in any order. The driver records receipts as they come and stops at the first failure.
+    It yields one outcome per task, in any order. The driver stops at the first failure.
 
     Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a
     failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open, to be resumed.
@@ -81,11 +80,11 @@ class PlanWorker(Protocol):
 
 @dataclass
 class RoundCosts:
-    """Costs of a round that the receipts do not contain. Sizes are in bytes.
+    """Costs that the receipts do not contain, in bytes.
 
-    gate_keys: number of keys whose latest record the gate checked.
-    gate_coverage: share of all keys that the gate checked: 1.0 for all, 0.0 without a gate.
-    bytes_copied: bytes that the store copied within itself.
+    gate_keys: keys whose latest record the gate checked.
+    gate_coverage: share of all keys that the gate checked; 0.0 without a gate.
+    bytes_copied: within the store.
     """
 
     bytes_fetched: int = 0
@@ -111,41 +110,33 @@ RoundInputsT = TypeVar("RoundInputsT")
 
 
 class RoundSteps(Protocol[RoundInputsT]):
-    """Steps of a round that the driver calls, in this order: ``gather_round_inputs``, make the plan, run its tasks."""
-
-    def is_round_due(self, state: PartitionState) -> bool:
-        """Return whether a round is due. Cheap, and needs no leadership. Raises BadData."""
+    def is_round_due(self, state: PartitionState) -> bool: ...
 
     def round_resumption_problem(self, intent: RoundIntent) -> str:
-        """Return why this process cannot resume an open round (other settings, other versions, too old); empty: it can."""
+        """For instance other settings, other versions, too old."""
 
     def retention_log_start(self, state: PartitionState) -> int | None:
-        """Return the offset to which retention raises the log start before the round is planned; None if nothing expires. Raises
-        StoreError.
-        """
+        """Return None if nothing expires. Raises StoreError."""
 
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
-        """Provide the values from which the plan is made, including the result of pass 1; None if no round is due. It runs under
-        leadership, on a fresh state, and may take long.
+        """Run pass 1, too. Provide None if no round is due. Runs under leadership.
 
         :param check: to be called between segments; it raises Fenced if leadership is lost.
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
 
     def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
-        """Return the plan, or None if the inputs require no round. Pure: the same arguments give the same plan. Raises OutOfBudget if a
-        group does not fit the disk budget.
+        """Return None if the inputs require no round. Pure: the same arguments give the same plan. Raises OutOfBudget if a group does not
+        fit the disk budget.
         """
 
     def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is
-        announced.
-        """
+        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now."""
 
     def run_compaction_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Yield one receipt or failure per task, in any order. ``inputs``: None if an earlier process made the plan."""
+        """Yield outcomes in any order. ``inputs``: None if an earlier process made the plan."""
 
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats: ...
 
@@ -171,9 +162,7 @@ WORTH_ASKING = 0.5
 class BloomFilterUsageStatistics:
     """Segment reads that Bloom filters saved on a partition.
 
-    asked: segments whose filter was asked.
-    skipped: asked segments that were not read.
-    useless: asked segments that were read because of a false positive alone.
+    useless: asked segments that were read because of a false positive.
     bytes_read: bytes of filters read and written.
     bytes_saved: bytes of segments that were not read.
     """
@@ -186,17 +175,17 @@ class BloomFilterUsageStatistics:
 
     @property
     def are_bloom_filters_worthwhile(self) -> bool:
-        """Return whether filters have saved more bytes than they cost. True as long as fewer than TRIAL filters were asked."""
+        """Return whether filters have saved more bytes than they cost; True as long as fewer than TRIAL filters were asked."""
         return are_filters_worthwhile(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def idle_share(self) -> float:
-        """Share of the asked segments, from 0 to 1; a default if fewer than TRIAL filters were asked."""
+        """Return a default if fewer than TRIAL filters were asked."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
     def false_positive_rate(self) -> float:
-        """Share of the asked segments without a dirty key that was read because of a false positive."""
+        """Share of the asked segments without a dirty key."""
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
@@ -209,9 +198,7 @@ class BloomFilterUsageStatistics:
 
 
 def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
-    """Return the reads that filters saved in these runs. Runs that the history no longer has are ignored, so that filters are tried
-    again.
-    """
+    """Runs that the history no longer has are ignored, so that filters are tried again."""
     records = [filter_usage_of_run(run.stats) for run in runs]
     return BloomFilterUsageStatistics(
         **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
@@ -225,9 +212,7 @@ def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilt
 
 
 def expected_dirty_keys(cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int) -> int:
-    """Return the expected number of dirty keys in the next rounds: ``bloom_design_keys`` if it is set, else the largest number in this
-    round and the latest ones.
-    """
+    """Return ``bloom_design_keys`` if it is set, else the largest number in this round and the latest ones."""
     if cleaner.bloom_design_keys:
         return cleaner.bloom_design_keys
     brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
@@ -238,9 +223,8 @@ def expected_dirty_keys(cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry
 def design_bloom_filter(
     cleaner: CleanerSettings, filter_usage: BloomFilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
 ) -> FilterDesign | None:
-    """Return the design of a new segment's filter; None if filters are off or do not pay.
+    """Return None if filters are off or do not pay.
 
-    :param lookups_per_round: number of keys that a round will ask about.
     :param record_count: records of the segment; after cleaning hardly a key occurs twice.
     """
     if not cleaner.bloom or not filter_usage.are_bloom_filters_worthwhile:
@@ -256,21 +240,20 @@ def design_bloom_filter(
 
 
 def choose_key_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> str:
-    """Return memory, partitioned or spark: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
+    """Return the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
     if engine_setting != "auto":
         return engine_setting
     return "memory" if key_count * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
 def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
-    """Return the estimated number of records of a segment."""
     # Compressed wrappers of v0 and v1 do not record how many messages they hold, and brokers record no number: the size decides then. A
     # segment has no more records than offsets.
     return segment.records or min(segment.size_bytes // WRAPPED_BYTES, segment.end_offset - segment.start_offset + 1)
 
 
 def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:
-    """Return the estimated number of distinct keys of several segments: from their sidecars; one per record for segments without one."""
+    """Count one key per record of a segment without a sidecar."""
     known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
     rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
     # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
@@ -279,12 +262,12 @@ def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: 
 
 @dataclass(frozen=True)
 class SegmentReadDecisionFromSidecar:
-    """Decision about a clean segment by its sidecar, before its filter is asked.
+    """Decision before the filter is asked.
 
     must: why the segment must be read; empty if it need not be.
-    may: why the segment can be skipped; empty if that is not known. Never set together with ``must``.
+    may: why the segment can be skipped. Never set together with ``must``.
     askable: whether the segment's filter can show that it has no dirty key.
-    for_keys: whether ``must`` is set only because there is no usable filter, so that a key directory may overrule it.
+    for_keys: whether ``must`` is set only because there is no usable filter.
     """
 
     sidecar: Sidecar | None = field(repr=False)
@@ -295,7 +278,7 @@ class SegmentReadDecisionFromSidecar:
 
 
 def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> str:
-    """Return why a segment must be read if its delete horizon has passed; empty: it has not."""
+    """Return an empty reason if no horizon has passed."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
@@ -308,11 +291,10 @@ def decide_by_sidecar(
     now_ms: int,
     drops_keyless: bool = True,
 ) -> SegmentReadDecisionFromSidecar:
-    """Return the decision about a clean segment that the head of its sidecar allows.
+    """Decide by the head alone.
 
-    :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
-    :param dirty_key_count: number of keys of the dirty range, or a bound on it.
-    :param drops_keyless: whether the round removes records without a key.
+    :param due_reason: why the segment must be read whatever its sidecar says; empty: none.
+    :param dirty_key_count: or a bound on it.
     """
     sidecar = head.sidecar
     if sidecar is None:
@@ -337,12 +319,11 @@ def decide_by_sidecar(
 
 @dataclass(frozen=True)
 class CleanSegmentVerdicts:
-    """Decision of pass 1 about each clean segment, by segment id.
+    """Decisions of pass 1, by segment id.
 
     read, skip: with the reason.
     due: segments that must be read because of outcomes of transactions, with the reason.
-    asked: segments about which only their Bloom filter could decide.
-    sidecar_bytes: bytes of sidecars that were fetched for these decisions.
+    asked: where only the Bloom filter could decide.
     in_part: segments of ``read`` of which reading a part is enough.
     """
 
@@ -378,7 +359,7 @@ def build_clean_segment_verdicts(
 def filter_stats(
     verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
 ) -> Stats:
-    """Return how many reads the Bloom filters saved in a round, for the run history. All groups of the round must be written.
+    """All groups of the round must be written.
 
     :param superseded_segments: ids of segments in which the dirty range superseded a record.
     """

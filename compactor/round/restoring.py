@@ -38,16 +38,14 @@ from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 @dataclass(frozen=True)
 class GroupToRestore:
-    """Live segment that the round to be undone wrote, and the segments that it replaced, ascending by offset."""
+    """Live segment of the round to be undone, with its sources, ascending by offset."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
-    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Empty if these no longer wait for
-    deletion.
-    """
+    """Ascending. Empty if the sources no longer wait for deletion."""
     group: GroupAwaitingDeletion | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
         return []
@@ -61,7 +59,6 @@ def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore
 
 
 def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> str:
-    """Return why these groups cannot be restored by copying; empty: they can."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
             again = f"brokers have tiered again what follows offset {one.made.end_offset}"
@@ -73,8 +70,6 @@ def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> str:
 
 @dataclass(frozen=True)
 class RoundUndoingEarlierRun:
-    """Round that undoes the run ``run_id`` (implements ``RoundSteps``)."""
-
     ports: EnvironmentPorts
     cleaner: CleanerSettings
     hash_key: bytes
@@ -134,7 +129,7 @@ class RoundUndoingEarlierRun:
         return None  # brokers expire what is theirs
 
     def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """Do nothing: the limit does not apply, because a person asked for the undo."""
+        """No limit applies, because a person asked for the undo."""
 
     def run_compaction_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
@@ -153,8 +148,7 @@ class RoundUndoingEarlierRun:
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
-    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Do nothing: no caller is informed about the stages of an undo."""
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None: ...
 
     def _replaced_group(self, state: PartitionState) -> GroupAwaitingDeletion:
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
@@ -228,9 +222,7 @@ class RoundUndoingEarlierRun:
 def _concatenate_batches(
     reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
-    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their
-    transaction indexes, as they are in one file.
-    """
+    """Write up to the group's end. Return the transaction index."""
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
     with out_log.open("xb") as file:

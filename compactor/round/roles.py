@@ -24,9 +24,7 @@ from compactor.tier.sidecars import SidecarHead, SidecarStore
 
 @dataclass(frozen=True)
 class RoundRange:
-    """Offset range of a round, with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty: none if the round
-    is due only for delete horizons.
-    """
+    """Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty: none if the round is due only for delete horizons."""
 
     first_dirty: int
     end: int
@@ -37,10 +35,8 @@ class RoundRange:
 class SegmentRoles:
     """Positions (indexes into ``live``) of segments by their role in the round, ascending.
 
-    dirty: segments with an offset in the dirty range.
-    clean: segments that end before the dirty range.
     behind: segments that begin after the round's end.
-    heads: decoded beginning of each segment's sidecar, by segment id.
+    heads: by segment id.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -53,10 +49,7 @@ class SegmentRoles:
     def assign_segment_roles(
         live_segments: Sequence[RemoteLogSegmentMetadata], round_range: RoundRange, sidecars: SidecarStore | None
     ) -> SegmentRoles:
-        """Return the roles of the live segments in a round. Loads the heads of their sidecars. Raises StoreError.
-
-        :param sidecars: None if sidecars are switched off (``bloom = false``).
-        """
+        """Raises StoreError. ``sidecars``: None if they are switched off."""
         ids = [segment.id for segment in live_segments]
         return SegmentRoles(
             live_segments,
@@ -83,7 +76,7 @@ class SegmentRoles:
 
     @property
     def largest_segment_disk_bytes(self) -> int:
-        """Disk bytes of the largest live segment, needed in addition to the rows of the offset map."""
+        """Needed in addition to the rows of the offset map."""
         return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
@@ -104,11 +97,7 @@ class RoundSourceSegments:
 
     @contextmanager
     def memory_map_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
-        """Provide a segment with its bytes and batch headers; only a part if it is read in part. Raises BadData, StoreError, OutOfBudget,
-        WholeSegmentReadNeededError.
-
-        :param reservation: disk reservation for the staged file; None for a new one.
-        """
+        """Provide only a part if the segment is read in part. Raises BadData, StoreError, OutOfBudget, WholeSegmentReadNeededError."""
         part = self.parts.get(ordinal)
         if part is not None:
             with ExitStack() as stack:
@@ -131,30 +120,28 @@ class RoundSourceSegments:
             yield source
 
     def restrict_segment_to_part(self, ordinal: int, part_to_read: SegmentPartToRead) -> None:
-        """Read only a part of a segment from now on. The transaction verdicts must be computed before."""
+        """The transaction verdicts must be computed before."""
         self.parts[ordinal] = part_to_read
         self.sources[ordinal], self.verdicts[ordinal] = part_to_read.whole, part_to_read.whole_verdicts
         self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_to_read
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: int) -> bool:
-        """Return whether the segment was opened, so that its batch headers are known without its sidecar."""
         return ordinal in self._opened
 
     def load_batch_headers(self, ordinal: int, reservation: DiskSpaceReservation | None) -> None:
-        """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.memory_map_segment(ordinal, reservation):
                 pass
 
     def compute_transaction_verdicts(self) -> None:
-        """Compute the verdict on every batch. ``verdicts`` is changed in place, because other objects refer to it."""
+        """Change ``verdicts`` in place, because other objects refer to it."""
         self.verdicts[:] = transaction_verdicts_by_source(self.sources)
         self.folded = True
 
 
 def _substitute_segment(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
-    """Return the batch headers in a segment's sidecar as a segment; an empty one if it has no usable sidecar."""
+    """Return the batch headers in the sidecar; an empty segment if no sidecar is usable."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
     return substitute_segment(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))

@@ -1,4 +1,4 @@
-"""Access to a partition's segments as sources of the cleaner: batch headers stay in memory, bytes are mapped only while needed."""
+"""Segments as sources of the cleaner: batch headers stay in memory, bytes are mapped only while needed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from compactor.tier.ports import SegmentLayout
 def open_live_segment_reader(
     ports: EnvironmentPorts, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, folder_prefix: str
 ) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``."""
+    """The caller must close the reader's ``staging``."""
     return open_reader_of_segments(ports, cleaner, state_dir, state.topic_partition, state.live, budget, folder_prefix)
 
 
 @contextmanager
 def use_and_close_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
-    """Provide a reader, and close its staging folder afterwards."""
     try:
         yield reader
     finally:
@@ -52,7 +51,7 @@ def open_reader_of_segments(
     budget: DiskBudget,
     folder_prefix: str,
 ) -> StagedSegmentReader:
-    """Return a reader of these segments of a partition, live or replaced, staged in a new folder. The caller must close its ``staging``."""
+    """Segments may be live or replaced. The caller must close the reader's ``staging``."""
     staging = StagingFolder(
         Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=spool_folder(state_dir))),
         ports.layout,
@@ -64,14 +63,12 @@ def open_reader_of_segments(
 
 
 def read_end_states(layout: SegmentLayout, state: PartitionState) -> ProducerStates:
-    """Return the producer states at the partition's end, which decide transactions that continue in later segments. Raises BadData if the
-    last segment's snapshot is missing or cannot be parsed.
-    """
+    """Raises BadData if the last segment's snapshot is missing or cannot be parsed."""
     return parse_end_snapshot(layout, state, read_end_snapshot(layout, state))
 
 
 def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
-    """Return the producer states of the last segment's snapshot; none if it is empty. Raises BadData."""
+    """Raises BadData."""
     return (
         parse_producer_snapshot_file(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
         if snapshot
@@ -80,7 +77,7 @@ def parse_end_snapshot(layout: SegmentLayout, state: PartitionState, snapshot: b
 
 
 def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
-    """Return the last segment's producer snapshot; empty if it has none. Raises BadData if it is missing or differs from its digest."""
+    """Return nothing if the last segment has no producer snapshot. Raises BadData if the snapshot is missing or differs from its digest."""
     if not state.has_segments:
         return b""
     last = state.live[-1]
@@ -95,12 +92,12 @@ def read_end_snapshot(layout: SegmentLayout, state: PartitionState) -> bytes:
 
 
 class StagedSegmentReader:
-    """Reader of a partition's segments by ordinal, backed by a staging folder on local disk.
+    """Reader of a partition's segments by ordinal.
 
-    live: the partition's segments; the ordinal of a segment is its index here.
+    live: by ordinal.
     inflate_limit: bytes that one batch may inflate to.
-    known: contents of small files that were already read, by segment id and kind.
-    ranges: ranges (position, length) of the log that are read, by ordinal, for segments of which only a part is read.
+    known: small files that were already read, by segment id and kind.
+    ranges: (position, length) by ordinal, for segments of which only a part is read.
     """
 
     def __init__(
@@ -122,9 +119,8 @@ class StagedSegmentReader:
     def open_segment(
         self, ordinal: int, reservation: DiskSpaceReservation | None = None, *, include_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
-        """Yield a segment with its batch headers. Its bytes can be read while the block runs. Raises BadData, StoreError, OutOfBudget.
+        """Bytes can be read while the block runs. Raises BadData, StoreError, OutOfBudget.
 
-        :param reservation: the disk reservation to use; None for a new one.
         :param include_txn_index: False if the caller does not need aborted transactions.
         """
         metadata = self.live[ordinal]
@@ -143,7 +139,6 @@ class StagedSegmentReader:
 
     @contextmanager
     def memory_map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
-        """Map the bytes of a source that was opened before into memory during the block."""
         with self.staging.local_copy(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, memory_map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
@@ -161,16 +156,15 @@ class StagedSegmentReader:
         return self.staging.layout.object_name(self.partition, metadata, file_kind)
 
     def log_file_to_stage(self, ordinal: int) -> FileToStage:
-        """Return a segment's log, or those ranges of it that are read."""
         return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
     def segment_file_to_stage(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> FileToStage:
-        """Return one of a segment's files. A log may also be copied from the broker's directory."""
+        """A log may also be copied from the broker's directory."""
         local = f"{self.partition}/{metadata.start_offset:020d}.log" if file_kind == "log" else ""
         return FileToStage(self.partition, metadata, file_kind, local)
 
     def read_small_file(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
-        """Return the content of an object other than the log. Raises BadData, StoreError."""
+        """Raises BadData, StoreError."""
         known = self.known.get((metadata.id, file_kind))
         return known if known is not None else self.staging.fetch_file_into_memory(self.segment_file_to_stage(metadata, file_kind))
 
