@@ -1,11 +1,10 @@
-"""The agent: runs beside a broker and uploads sealed segments of the partitions that this broker leads, until it is asked to end.
+"""The agent: runs beside a broker and uploads sealed segments of the partitions that this broker leads.
 
 1. ``scan`` lists the log directories, asks the cluster who leads and where the leaders' logs end.
 2. ``start_due_jobs`` starts uploads in threads.
 3. ``_process_job_result`` processes the uploads that have ended.
 
-Agents do not talk to each other. Two agents on one partition upload the same segments under the same ids, and the second one finds them
-there.
+Two agents on one partition upload the same segments under the same ids; the second one finds them in the tier.
 """
 
 from __future__ import annotations
@@ -88,9 +87,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def watch_log_dirs(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
-    """Call ``callback`` whenever a segment may have been rolled or staged for deletion (inotify, through watchdog). If that is not
-    available, the agent relies on its scans.
-    """
+    """Call ``callback`` whenever a segment may have been rolled or staged for deletion (inotify, through watchdog)."""
     try:
         from watchdog.events import FileCreatedEvent, FileMovedEvent, FileSystemEventHandler
         from watchdog.observers import Observer
@@ -128,7 +125,7 @@ def watch_log_dirs(log_dirs: Sequence[str], callback: Callable[[], None], log: E
 
 
 class SegmentUploader:
-    """Uploads segments to one tier. Thread-safe for different partitions. One large import runs at a time, so that the disk budget
+    """Uploader of segments to one tier. Thread-safe for different partitions. Large imports run one at a time, so that the disk budget
     suffices.
     """
 
@@ -141,10 +138,7 @@ class SegmentUploader:
         self._output_updater = _PinterestOutputAppender(tier, stop) if tier.settings.tier.pinterest.target else None
 
     def upload_partition(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None = None) -> UploadOutcome:
-        """Import the partition's new segments below the high watermark, then update its output. Raises nothing.
-
-        :param held_files: staged files that the caller holds open.
-        """
+        """Import the partition's new segments below the high watermark, then update its output. Raises nothing."""
         try:
             self._stop.raise_if_stopped()
             outcome = self._import_new_segments(upload_state, held_files)
@@ -162,14 +156,11 @@ class SegmentUploader:
             return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
 
     def record_topics(self, topic_ids: Mapping[str, TopicId]) -> None:
-        """Record in the catalog that these topics belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
             record_cluster_of_topics(self._tier.catalog, topic_ids, self._ask)
 
     def record_topic_settings(self, topic_ids: Mapping[str, TopicId], ask_settings: TopicSettingsQuery) -> list[str]:
-        """Record in the catalog what is set for compaction on these topics. Return those whose settings may not be read.
-        Raises StoreError.
-        """
+        """Record these topics' compaction settings in the catalog. Return the topics whose settings may not be read. Raises StoreError."""
         with self._one_at_a_time:
             return record_settings_of_topics(self._tier.catalog, topic_ids, self._ask, ask_settings)
 
@@ -270,7 +261,7 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
 
 
 def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailureReason:
-    """Reason of an exception that ended an upload. state: the partition's state afterwards; None if unreadable."""
+    """Reason of an exception that ended an upload."""
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):
             return UploadFailureReason.LINEAGE
@@ -299,25 +290,23 @@ AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class AgentClusterQueries(Protocol):
-    """Cluster queries that the agent needs. Every method raises StoreError if the cluster refuses the request or does not answer it."""
+    """Cluster queries of the agent. Methods raise StoreError if the cluster refuses the request or does not answer."""
 
-    def leaders(self) -> ClusterPartitionLeaders:
-        """Cluster's id and each partition's leader."""
+    def leaders(self) -> ClusterPartitionLeaders: ...
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
-        """Return each leader's answer, or the error if it gave none."""
+    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]: ...
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Topics' present ids. May be called from several threads."""
+        """May be called from several threads."""
 
     def compaction_settings(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str] | None]:
-        """Return what is set for compaction on these topics: none if brokers do not compact them, None if this user may not read it."""
+        """Settings for compaction: empty if brokers do not compact the topic, None if this user may not read it."""
 
     def retention_ms(self, topic: str) -> int | None:
-        """Return ``retention.ms``, -1 if unlimited, None if this user may not read it."""
+        """Milliseconds; -1 if unlimited, None if this user may not read it."""
 
     def delete_delay_ms(self, topic: str) -> int | None:
-        """Return ``file.delete.delay.ms``, None if this user may not read it."""
+        """Value of ``file.delete.delay.ms``; None if this user may not read it."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +317,7 @@ class _FinishedUpload:
 
 
 class UploadAgent(PollingLoop[int, _FinishedUpload]):
-    """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread."""
+    """Service that uploads one broker's sealed segments. ``status`` may be called from any thread."""
 
     def __init__(self, tier: Tier, brokers: AgentClusterQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
         super().__init__(tier, log)
@@ -363,7 +352,6 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     @override
     def scan(self) -> None:
-        """List the log directories and, if due, ask the cluster about leaders and log ends."""
         now = self._tier.ports.clock_ms()
         identity = self._list_directories(now)
         self._open_staged_files()
@@ -379,8 +367,8 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     @override
     def start_due_jobs(self) -> list[TopicPartition]:
-        """Start every due upload for which a thread is free, and return the partitions. Leaders whose report is older than FRESH_MS are
-        asked again first.
+        """Start every due upload for which a thread is free, and return the partitions. Leaders are asked again if their report is older
+        than FRESH_MS.
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
@@ -644,7 +632,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
     def _set_problem(self, source: str, reason: str) -> None:
-        """Log a problem of several partitions when it begins, and when it ends (an empty ``reason``)."""
+        """Log a problem when it begins, and when it ends (an empty ``reason``)."""
         before = self._problems.get(source, "")
         if reason:
             self._problems[source] = reason
@@ -658,7 +646,6 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     # --- being looked at ---
 
     def status(self) -> AgentStatus:
-        """Agent's partitions, problems and totals. Makes no request."""
         tier, stopping = self._tier, self.stop.event.is_set()
         problems = self._problems.copy()
         return AgentStatus(
@@ -689,14 +676,14 @@ MIN_FREE_SHARE = 0.1
 
 
 def disk_has_space(log_directory: Path) -> bool:
-    """Return whether MIN_FREE_SHARE of the disk is free, so that files which the broker has deleted may stay open. Raises OSError."""
+    """Return whether MIN_FREE_SHARE of the disk is free. Raises OSError."""
     usage = shutil.disk_usage(log_directory)
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
 class OpenStagedFiles:
     """Staged files that the agent holds open until their records are in the tier, even after the broker has deleted them; then only unless
-    they are refused or the disk is almost full. For the thread of the agent's loop.
+    they are refused or the disk is almost full. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -704,13 +691,12 @@ class OpenStagedFiles:
         self._reported: set[tuple[str, FileStagedForDeletion]] = set()
 
     def held_files(self, partition: TopicPartition) -> OpenFilesStagedForDeletion | None:
-        """Open files of a partition; None if there are none."""
         return self._held.get(partition)
 
     def close_reused(
         self, partition: TopicPartition, listed_files: Sequence[FileStagedForDeletion], *, is_upload_running: bool
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Close the files whose names other files have taken, unless an upload reads them now. Return those that remain open."""
+        """Close the files whose names other files have taken, unless an upload reads them now. Return the others."""
         files = self._held.get(partition)
         if files is None:
             return ()
@@ -730,8 +716,8 @@ class OpenStagedFiles:
         is_upload_running: bool,
         has_free_space: bool = True,
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Open the wanted files of a partition, close its others unless an upload reads them, and return the open ones. A wanted file that
-        the broker has deleted is closed, too, if it is refused or there is no free space.
+        """Open the wanted files, close the partition's others unless an upload reads them, and return the open ones. A wanted file that the
+        broker has deleted is closed, too, if it is refused or there is no free space.
         """
         if partition not in self._held and not wanted_files:
             return ()
@@ -749,13 +735,11 @@ class OpenStagedFiles:
         return tuple(each.file for each in files.held_files)
 
     def take_unreported(self, report_name: str, files: Iterable[FileStagedForDeletion]) -> list[FileStagedForDeletion]:
-        """Return the files that this report has not named yet, and mark them."""
         new = [file for file in files if (report_name, file) not in self._reported]
         self._reported |= {(report_name, file) for file in new}
         return new
 
     def close_partition(self, partition: TopicPartition) -> None:
-        """Close the files of a partition whose directory is gone."""
         files = self._held.pop(partition, None)
         if files is not None:
             files.close()

@@ -1,6 +1,4 @@
-"""Listing of a broker's log directories: the broker they belong to, their partitions and segments. Reads names, sizes, times and small
-files only.
-"""
+"""Listing of a broker's log directories. Reads names, sizes, times and small files only."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ _SEGMENT = re.compile(r"(\d{20})\.log")
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """Broker id and cluster id from ``meta.properties``: ``node.id`` in KRaft mode, ``broker.id`` in ZooKeeper mode."""
+    """Ids from ``meta.properties``: ``node.id`` in KRaft mode, ``broker.id`` in ZooKeeper mode."""
 
     broker_id: int
     cluster_id: str
 
 
 def read_broker_identity(log_dir: Path) -> BrokerIdentity:
-    """Broker that owns a log directory. Raises UsageError if it is not a broker's log directory, or cannot be read."""
+    """Raises UsageError if it is not a broker's log directory, or cannot be read."""
     try:
         text = (log_dir / META).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -64,10 +62,10 @@ def scan_log_directory(
     on_left_out: Callable[[str], None] = lambda topic: None,
 ) -> Iterator[PartitionDirectoryListing]:
     """Yield the listing of each partition directory whose topic is chosen, in order of names; the latest listing if it has not changed
-    since. Directories that the broker deletes, or moves between disks, have other names and are left out.
+    since. Directories that the broker deletes, or moves between disks, are left out.
 
-    :param topics: regular expressions, each matched against whole topic names.
-    :param on_left_out: called with each topic that is left out although an expression matches, as its name begins with __.
+    :param topics: regular expressions for whole topic names.
+    :param on_left_out: called with each matching topic that is left out because its name begins with __.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
     try:
@@ -97,9 +95,7 @@ def scan_log_directory(
 
 
 def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
-    """Listing of one partition's directory: empty if it is gone, with a ``problem`` if it cannot be read. mtime_ms: the
-    directory's, before it is listed.
-    """
+    """Listing of one partition's directory: empty if it is gone, with a ``problem`` if it cannot be read. mtime_ms: before it is listed."""
     bases: dict[int, os.stat_result] = {}
     try:
         with os.scandir(path) as entries:

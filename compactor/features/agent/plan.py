@@ -1,9 +1,9 @@
-"""Choice of the uploads that the agent starts next, as pure functions over frozen values.
+"""Choice of the agent's next uploads. Pure.
 
-1. ``PartitionDirectoryListing`` is the latest listing of a partition's directory.
-2. ``PartitionUploadState`` is that listing, who leads, where the tier ends, and the latest failure.
-3. ``choose_uploads`` returns the uploads to start now: segments that are sealed (not the newest), entirely below the high watermark, and
-   not in the tier yet. The end of the tier comes from the control log, never from a file's name.
+1. ``PartitionDirectoryListing``: the latest listing of a partition's directory.
+2. ``PartitionUploadState``: that listing, who leads, where the tier ends, and the latest failure.
+3. ``choose_uploads``: the uploads to start now: segments that are sealed (not the newest), entirely below the high watermark, and not in
+   the tier yet. The end of the tier comes from the control log, never from a file's name.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ DELETE_DELAY_MS = 60_000
 
 
 class UploadFailureReason(StrEnum):
-    """Reason why a partition is not uploaded. Also the label of metrics.
+    """Reason why a partition is not uploaded.
 
     GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of log and tier do not match. BEHIND: the log
-    ends before the tier. IDENTITY: the log has another topic id than the tier. CONTENT: the tier has other bytes, a CRC is invalid, or a
-    file changed. COMPACTED: a log cleaner has rewritten the log. DELETED: the partition was deleted from the tier. EPOCH: this replica does
-    not know the leader's epoch yet. FENCED: another process leads the partition. BUDGET: not enough disk or memory. GENERATION: the upload
-    succeeded, the output for readers of Pinterest's layout failed.
+        ends before the tier. IDENTITY: the log has another topic id than the tier. CONTENT: the tier has other bytes, a CRC is invalid, or
+        a file changed. COMPACTED: a log cleaner has rewritten the log. DELETED: the partition was deleted from the tier. EPOCH: this
+        replica does not know the leader's epoch yet. FENCED: another process leads the partition. BUDGET: not enough disk or memory.
+        GENERATION: the upload succeeded, the output for readers of Pinterest's layout failed.
     """
 
     GAP = "gap"
@@ -74,13 +74,13 @@ class SealedSegmentFile:
 
 @dataclass(frozen=True)
 class PartitionDirectoryListing:
-    """Listing of one partition's directory on the broker.
+    """Listing of one partition's directory.
 
     sealed: all segments but the newest, ascending.
-    active_base: base offset of the newest segment; -1 if there is none.
-    problem: why the directory could not be listed, or an empty string.
+    active_base: -1 if there is no segment.
+    problem: empty if the directory could be listed.
     staged: files below the first segment that are staged for deletion, ascending.
-    topic_id: topic id in ``partition.metadata``; empty if unreadable.
+    topic_id: in ``partition.metadata``; empty if unreadable.
     """
 
     partition: TopicPartition
@@ -95,21 +95,20 @@ class PartitionDirectoryListing:
 
     @property
     def first_base_offset(self) -> int:
-        """Return -1 if there is no segment."""
         return self.sealed[0].base if self.sealed else self.active_base
 
 
 def is_listing_current(listing: PartitionDirectoryListing | None, mtime_ms: int) -> bool:
-    """Return whether no file was added to the directory or removed from it since. mtime_ms: the directory's modification time now."""
+    """Return whether no file was added to the directory or removed since. mtime_ms: the directory's, now."""
     return listing is not None and not listing.problem and listing.mtime_ms == mtime_ms and mtime_ms + TICK_MS < listing.scanned_ms
 
 
 @dataclass(frozen=True)
 class PartitionUploadState:
-    """State of the upload of one partition, as the agent knows it.
+    """State of one partition's upload.
 
     position: last offset of the tier plus one.
-    end: the end of the log that the leader reported last, at ``checked_ms``.
+    end: the leader's latest report, at ``checked_ms``.
     anew: whether the end of the tier must be read again although no segment seems to wait.
     trouble, reason: the latest of ``failures`` in a row, which began at ``troubled_ms`` (0: none).
     deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier.
@@ -138,9 +137,7 @@ class PartitionUploadState:
 
     @property
     def segments_pending_upload(self) -> tuple[SealedSegmentFile, ...]:
-        """Segments with offsets after the tier's end, first the staged ones. Empty ones are uploaded together
-        with a neighbour.
-        """
+        """Staged ones first. Empty ones are uploaded together with a neighbour."""
         staged = self.uploadable_staged_files
         files = (*(segment for file, segment in self._staged_ranges if file in staged), *self.seen.sealed)
         return tuple(file for file in files if file.end > (self.position or 0) and file.size)
@@ -154,9 +151,7 @@ class PartitionUploadState:
 
     @property
     def unproven_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Staged files that are never uploaded although the tier lacks their offsets, because it is unknown whether this broker
-        led at their renaming.
-        """
+        """Staged files that are never uploaded, because it is unknown whether this broker led at their renaming."""
         if not self.leads or self.position is None:
             return ()
         return tuple(
@@ -165,7 +160,6 @@ class PartitionUploadState:
 
     @property
     def awaits_leader_answer(self) -> bool:
-        """Return whether the leader's next answer decides whether a staged file is uploaded."""
         return any(
             self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNDECIDED for file in self.uploadable_staged_files
         )
@@ -190,7 +184,7 @@ class PartitionUploadState:
 
 @dataclass(frozen=True)
 class UploadLag:
-    """Size of the segments that are sealed or staged for deletion, and not in the tier.
+    """Segments that are sealed or staged for deletion, and not in the tier.
 
     since_ms: when the oldest was sealed; 0 if there is none.
     staged: how many are staged for deletion; the broker deletes the first at ``deadline_ms`` (0: none).
@@ -204,7 +198,7 @@ class UploadLag:
 
 
 def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
-    """Partition's upload lag; zero if this broker does not lead it, or the tier's end is not known yet."""
+    """Zero if this broker does not lead the partition, or the tier's end is not known yet."""
     if not upload_state.leads or upload_state.position is None:
         return UploadLag(0, 0, 0)
     pending, staged = upload_state.segments_pending_upload, upload_state.uploadable_staged_files
@@ -214,8 +208,8 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
 
 
 def with_directory_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
-    """Upload state with a new listing. A new topic id may mean a new topic (or that the broker has just written
-    ``partition.metadata``): only listing and leadership are kept.
+    """A new topic id may mean a new topic (or that the broker has just written ``partition.metadata``): only listing and leadership are
+    kept.
     """
     if upload_state is not None and upload_state.seen.topic_id != listing.topic_id:
         return PartitionUploadState(listing, leads=upload_state.leads)
@@ -223,9 +217,7 @@ def with_directory_listing(upload_state: PartitionUploadState | None, listing: P
 
 
 def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
-    """Upload state after the cluster reported who leads. After a change only the listing is kept: the former leader's agent may
-    have uploaded meanwhile.
-    """
+    """After a change only the listing is kept: the former leader's agent may have uploaded meanwhile."""
     if upload_state.leads == is_leader:
         return upload_state
     if upload_state.seen.problem:
@@ -236,7 +228,7 @@ def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> Part
 
 
 def needs_log_end_query(upload_state: PartitionUploadState, now_ms: int) -> bool:
-    """Return whether the leader must be asked where its log ends: before an upload, and every CHECK_MS, so that a truncation is noticed."""
+    """Before an upload, and every CHECK_MS, so that a truncation is noticed."""
     if not upload_state.leads or now_ms < upload_state.retry_at_ms:
         return False
     if upload_state.end is None or now_ms >= upload_state.checked_ms + CHECK_MS or upload_state.awaits_leader_answer:
@@ -249,15 +241,14 @@ def needs_log_end_query(upload_state: PartitionUploadState, now_ms: int) -> bool
 
 
 def has_fresh_log_end(upload_state: PartitionUploadState, now_ms: int) -> bool:
-    """Return whether the leader's latest answer is recent enough to begin an upload."""
     return upload_state.end is not None and upload_state.checked_ms <= now_ms < upload_state.checked_ms + FRESH_MS
 
 
 def with_log_end(
     upload_state: PartitionUploadState, log_end: LeaderReportedLogEnd, now_ms: int, answered_ms: int | None = None
 ) -> PartitionUploadState:
-    """Upload state after a leader's answer to a question sent at ``now_ms``. A new leader epoch means that the log may have been
-    truncated, so that the tier is read again.
+    """Upload state after a leader's answer to a question sent at ``now_ms``. After a new leader epoch the tier is read again, because the
+    log may have been truncated.
     """
     anew = upload_state.anew or (upload_state.end is not None and upload_state.end.leader_epoch != log_end.leader_epoch)
     leadership = with_answer_added(upload_state.leadership, log_end, now_ms, answered_ms or now_ms) if upload_state.leads else ()
@@ -298,8 +289,8 @@ def choose_uploads(
     *,
     accept_truncation: bool = False,
 ) -> list[PartitionUploadState]:
-    """Uploads to start now, with the running ones at most ``max_uploads``: first partitions with staged files, then those whose
-    first waiting segment is oldest.
+    """Uploads to start, with the running ones at most ``max_uploads``: partitions with staged files, then those whose first waiting segment
+    is oldest.
     """
     due = [
         upload_state
@@ -321,10 +312,7 @@ class UploadOutcome:
     """Result of an upload.
 
     position: last offset of the tier plus one; None if unknown.
-    segments, bytes: what was uploaded, even if a later step failed.
-    notes: lines for the log.
-    stopped: whether the agent interrupted it to stop.
-    deadline_ms: as in PartitionUploadState.
+    segments, bytes: uploaded, even if a later step failed.
     """
 
     position: int | None
@@ -338,7 +326,7 @@ class UploadOutcome:
 
 
 def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutcome, now_ms: int) -> PartitionUploadState:
-    """Upload state after an upload, with the time of the next attempt. A stopped upload changes nothing."""
+    """A stopped upload changes nothing. Else the state includes the time of the next attempt."""
     position = upload_state.position if outcome.position is None else outcome.position
     if outcome.stopped:
         return upload_state
@@ -372,8 +360,8 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
 
 
 def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | None:
-    """Return a log line that names the partitions that wait for ``topics adopt``, the nearest deadline first. Empty if there is none; None
-    as long as some led partition was not tried yet.
+    """Log line of the partitions that wait for ``topics adopt``, the nearest deadline first. Empty if there is none; None as long as some
+    led partition was not tried yet.
     """
     led_here = [upload_state for upload_state in upload_states if upload_state.leads]
     if not led_here or any(upload_state.position is None and upload_state.trouble is None for upload_state in led_here):
@@ -388,9 +376,7 @@ def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | No
 
 
 def retention_deadline_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
-    """Return when retention deletes the first segment that is not in the tier; None if never. If ``largest_timestamp_ms`` is negative, the
-    file's modification time counts, as in Kafka.
-    """
+    """Time of deletion; None if never. If ``largest_timestamp_ms`` is negative, the file's modification time counts, as in Kafka."""
     if retention_ms < 0 or not upload_state.segments_pending_upload:
         return None
     return (largest_timestamp_ms if largest_timestamp_ms >= 0 else upload_state.segments_pending_upload[0].mtime_ms) + retention_ms
@@ -444,7 +430,7 @@ def with_answer_added(
 
 
 def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtDeletionRename:
-    """Compare a file's change time with the intervals. An answer that arrived in the millisecond of the rename counts as later."""
+    """An answer that arrived in the millisecond of the rename counts as later."""
     if any(each.from_ms < renamed_ms and renamed_ms + TICK_MS <= each.until_ms for each in intervals):
         return LeadershipAtDeletionRename.SAME_EPOCH
     if intervals and intervals[-1].from_ms < renamed_ms:
@@ -453,8 +439,8 @@ def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renam
 
 
 def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], str]:
-    """Return a function that returns why the agent must not upload a staged file, or an empty string. It raises BadData if that is not
-    decided yet.
+    """Return a function that returns why the agent must not upload a staged file (empty: it may), and raises BadData if that is not decided
+    yet.
     """
 
     def upload_refusal_reason(file: FileStagedForDeletion) -> str:
@@ -468,7 +454,6 @@ def leadership_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileS
 
 
 def unknown_leadership_message(file: FileStagedForDeletion) -> str:
-    """Message for a staged file that is not uploaded because of UNKNOWN."""
     return (
         f"it is not known that this broker led the partition in one leader epoch before and after "
         f"{format_iso_time(file.changed_ms)}, when the file was renamed: "

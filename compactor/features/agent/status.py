@@ -1,4 +1,4 @@
-"""The agent's status and totals at one moment, as frozen values: the source of its metrics, health and pages."""
+"""The agent's status and totals at one moment: the source of its metrics, health and pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AgentCounters:
 
 
 def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
-    """Totals with one more upload. A stopped one is not counted."""
+    """A stopped upload is not counted."""
     if outcome.stopped:
         return counters
     if outcome.trouble is not None:
@@ -56,11 +56,10 @@ def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> Agen
 
 @dataclass(frozen=True)
 class AgentStatus(ServiceStatus):
-    """Status of an agent.
+    """Status at one moment.
 
     ready: whether directories, brokers and tier could be read at the last attempt.
     problems: by a name in SHARED or a log directory.
-    running: when each running upload began.
     """
 
     problems: Mapping[str, str]
@@ -70,7 +69,6 @@ class AgentStatus(ServiceStatus):
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
-    """Yield all metrics of the agent: readiness, upload lag, failures and totals."""
     yield from _upload_lag_metrics(status)
     yield from _agent_total_metrics(status)
 

@@ -1,5 +1,5 @@
-"""Ports for a consumer's brokers (BrokerClient) and its consumer group (GroupClient), and the membership in the group. Kafka's coordinator
-decides which partitions a member holds; a group's client never reads a record.
+"""Ports for a consumer's brokers (BrokerClient) and its consumer group (GroupClient), and the membership in the group. A group's client
+never reads a record.
 
 Conformance: tests/contract/test_broker_log.py, tests/contract/test_group_client.py.
 """
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class LogStartAndEndOffset(NamedTuple):
-    """First offset of a partition, and its end offset (exclusive)."""
+    """Bounds of a partition; the end is exclusive."""
 
     start: int
     end: int
@@ -55,15 +55,13 @@ class LogStartAndEndOffset(NamedTuple):
 
 @dataclass(frozen=True)
 class FetchResult:
-    """Messages from a broker, and the partitions that can no longer be read at their offsets, which are not fetched any further.
+    """Messages, ascending by offset within each partition, and partitions that can no longer be read at their offsets, which are not
+    fetched any further.
 
-    messages: ascending by offset within each partition.
-    out_of_range: partitions whose offset the broker does not have.
-    truncated: partitions whose log was truncated below the offset that was read, with the offset (exclusive) up to which it still holds
-        what was read.
-    compacted: partitions of a topic that brokers compact, with the first offset that messages leave out between the offset that was asked
-        for and the end that the log had then. Reported once, and only if the leader epoch of the record before was given. Control records
-        leave out offsets, too.
+    out_of_range: the broker does not have the offset.
+    truncated: the log was truncated below the offset that was read; with the offset (exclusive) up to which it still holds what was read.
+    compacted: brokers compact the topic; with the first offset that messages leave out between the requested offset and the end that the
+        log had then. Reported once, and only if the leader epoch of the record before was given. Control records leave out offsets, too.
     """
 
     messages: Sequence[ConfluentMessage] = ()
@@ -81,15 +79,14 @@ class _CollectedMessages:
 
 
 class BrokerClient(Protocol):
-    """Client of a broker's records and offsets, for one thread. Methods raise Unavailable if the broker fails temporarily, and Refused if
-    it refuses the request; ``fetch_messages`` raises Refused only.
+    """For one thread. Methods raise Unavailable if the broker fails temporarily, and Refused if it refuses the request (``fetch_messages``
+    raises Refused only).
     """
 
     def start_reading_from(
         self, offsets: Mapping[TopicPartition, int], previous_epochs: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Start to read these partitions, each from its offset, in addition to those being read. One that is being read continues at the
-        given offset.
+        """Start to read these partitions, in addition to those being read; of the latter, a given one continues at its new offset.
 
         :param previous_epochs: leader epoch of the record before the offset, with which the broker's log is compared.
         """
@@ -97,22 +94,21 @@ class BrokerClient(Protocol):
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None: ...
 
     def fetch_messages(self, max_messages: int, timeout_s: float) -> FetchResult:
-        """Return the messages that have arrived, waiting up to ``timeout_s`` for the first one."""
+        """Waits up to ``timeout_s`` for the first message."""
 
-    def offset_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset:
-        """Return the partition's first offset and its end offset (exclusive)."""
+    def offset_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset: ...
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
-        """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
+        """Id as Kafka prints it; empty for brokers before 2.8."""
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None."""
+        """First record whose timestamp is ``timestamp_ms`` or later; None if there is none."""
 
     def close(self) -> None: ...
 
 
 class ConfluentBrokerClient:
-    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are its ``Message`` objects."""
+    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use."""
 
     def __init__(self, connection: KafkaConnection, *, read_committed: bool = True) -> None:
         self._connection = connection
@@ -204,7 +200,7 @@ class ConfluentBrokerClient:
             self._expected[name] = range(offset + 1, expected.stop)
 
     def _is_compacted(self, topic: str) -> bool:
-        """Return whether brokers may compact a record as soon as its segment is sealed: ``cleanup.policy`` contains ``compact``, and
+        """Return whether brokers may compact a record once its segment is sealed: ``cleanup.policy`` contains ``compact``,
         ``min.compaction.lag.ms`` is 0. False if the settings may not be read, or no broker answers.
         """
         if topic not in self._compacted_topics:
@@ -275,7 +271,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffsetWithLeaderEpoch(NamedTuple):
-    """A committed position: the offset of the next record, and the leader epoch of the record before it."""
+    """Offset of the next record, and leader epoch of the record before it."""
 
     offset: int
     leader_epoch: int | None = None
@@ -299,8 +295,8 @@ class AutoCommitOptions:
 
 @dataclass
 class OffsetCommitTracker:
-    """Offsets of the partitions that a group member holds: to commit (stored), sent to commit or committed before this member got the
-    partition (requested), and known to be committed (confirmed).
+    """Offsets of a group member's partitions: to commit (stored), sent to commit or committed before this member got the partition
+    (requested), and known to be committed (confirmed).
     """
 
     stored: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
@@ -319,20 +315,18 @@ class OffsetCommitTracker:
                 known.pop(name, None)
 
     def offsets_to_commit(self) -> Offsets:
-        """Return the stored offsets for which no request was sent yet."""
+        """Stored offsets for which no request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
     def offsets_without_confirmed_commit(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """Return those stored offsets of these partitions that are not known to be committed. A commit that was requested last and not
-        confirmed may have taken effect, so that an offset before it has to be committed again.
-        """
+        """A commit that was requested last and not confirmed may have taken effect: an offset before it must be committed again."""
         known = {name: at for name, at in self.confirmed.items() if self.requested.get(name) == at}
         return {name: at for name, at in self.stored.items() if name in partitions and known.get(name) != at}
 
 
 @dataclass(frozen=True)
 class RebalanceCallbacks:
-    """Functions of the application that receive the consumer and the positions of added or removed partitions."""
+    """Functions of the application. They receive the consumer and the positions of added or removed partitions."""
 
     on_assign: Callable[[Any, list[Place]], None] | None = None
     on_revoke: Callable[[Any, list[Place]], None] | None = None
@@ -341,11 +335,7 @@ class RebalanceCallbacks:
 
 @dataclass(frozen=True)
 class MembershipCallbacks:
-    """Functions of a consumer that its GroupMembership calls.
-
-    positions: of assigned partitions, after the last record that the application has.
-    drop_queued_records: drops queued records of partitions, and stops reading them.
-    """
+    """Functions of a consumer that its GroupMembership calls. drop_queued_records: also stops reading the partitions."""
 
     consumer: Any
     positions: Callable[[], Offsets]
@@ -354,7 +344,7 @@ class MembershipCallbacks:
 
 
 class GroupMembership:
-    """Membership of a consumer in a group: a RebalanceListener that commits the offsets of returned records before partitions are given up.
+    """Membership of a consumer in a group. It commits the offsets of returned records before partitions are given up.
 
     added: assigned partitions for which the consumer must still determine where reading begins.
     """
@@ -386,7 +376,7 @@ class GroupMembership:
         return errors
 
     def start_positions(self) -> list[Place]:
-        """Return committed offsets, or positions without an offset if the group has none."""
+        """Committed offsets, or positions without an offset if the group has none."""
         committed = self._client.committed_offsets(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
@@ -439,8 +429,8 @@ class GroupMembership:
         self._ledger.stored.update(offsets)
 
     def commit(self, offsets: Offsets | None, *, wait: bool) -> Offsets:
-        """Commit ``offsets`` and return them; None commits the stored offsets that are not known to be committed. ``wait``: for the
-        coordinator's answer. Raises Unavailable, Refused.
+        """Return the committed offsets. None: the stored ones that are not known to be committed. ``wait``: for the coordinator's answer.
+        Raises Unavailable, Refused.
         """
         if offsets is None:
             self._store_returned_offsets()
@@ -505,45 +495,41 @@ ErrorMessage = Any
 
 
 class RebalanceListener(Protocol):
-    """Receiver of changes of the assignment, called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
+    """Called from ``GroupClient.poll_rebalances`` and ``GroupClient.close``."""
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None: ...
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """Give up partitions. Another member gets them when this method returns; offsets may be committed until then."""
+        """Another member gets the partitions when this method returns; offsets may be committed until then."""
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Give up partitions that another member may hold already. Their offsets can no longer be committed."""
+        """Another member may hold the partitions already. Their offsets can no longer be committed."""
 
 
 class GroupClient(Protocol):
-    """Member of one consumer group, for one thread. Methods raise Unavailable if the brokers fail temporarily, and Refused if they refuse a
-    request.
-    """
+    """For one thread. Methods raise Unavailable if the brokers fail temporarily, and Refused if they refuse a request."""
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
-        """Join the group for these topics; a topic that begins with ``^`` is a regular expression."""
+        """A topic that begins with ``^`` is a regular expression."""
 
     def unsubscribe(self) -> None: ...
 
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
-        """Report changes of the assignment to the listener, whose exception is raised after the change took effect, and return the errors
-        that have arrived. If it is called less often than ``max.poll.interval.ms``, the coordinator gives the partitions to others.
+        """Call the listener, whose exception is raised after the change took effect, and return the errors that have arrived. If it is
+        called less often than ``max.poll.interval.ms``, the coordinator gives the partitions to others.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
-        """Commit offsets. ``wait``: return when the coordinator has answered, and raise its error; otherwise only the callback
-        ``on_commit`` receives errors.
-        """
+        """Wait with ``wait`` for the coordinator's answer, and raise its error; else only ``on_commit`` receives errors."""
 
     def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
-        """Return the offsets that the group has committed; partitions without one are missing."""
+        """Partitions without a committed offset are missing."""
 
     def close(self) -> None: ...
 
 
 class ConfluentGroupClient:
-    """GroupClient over confluent-kafka. All its partitions are paused before they are assigned, so that the client never fetches them.
+    """GroupClient over confluent-kafka. Its partitions are paused before they are assigned, so that the client never fetches them.
 
     :param properties: settings of librdkafka, and the callbacks ``on_commit`` and ``stats_cb``.
     """

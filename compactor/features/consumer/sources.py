@@ -1,9 +1,9 @@
-"""Tier and broker as sources of the partitions that a consumer has been assigned: decides for each where its next records come from.
+"""Choice of the source, tier or broker, of the next records of each assigned partition.
 
 Reading moves from the tier to the broker at an offset: with read_uncommitted at the tier's end, with read_committed at the first offset of
-the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already, the tier is
-read again. There is neither a gap nor a repeat, because every step begins at the position: the offset after the last message that was
-returned.
+    the oldest transaction that is open there, because the broker knows its outcome. If the broker has deleted that offset already, the tier
+    is read again. Every step begins at the position (the offset after the last returned message), so that there is neither a gap nor a
+    repeat.
 """
 
 from __future__ import annotations
@@ -106,17 +106,15 @@ def compute_assignment_change(
 
 @dataclass
 class AssignedPartition:
-    """State of a partition that a consumer reads: its position, and whether the tier or the broker serves its next records.
+    """Position of a partition that a consumer reads, and the source of its next records.
 
-    position: offset after the last message that was returned.
-    topic_id: id of the topic that was read; empty if unknown.
+    position: offset after the last returned message.
+    topic_id: of what was read; empty if unknown.
     epochs: leader epochs that were read, used only if ``log`` is None. The last one extends up to the position.
-    log: identity of the tier's log that is being read; None if the broker is read.
+    log: the tier's log; None if the broker is read.
     source: ``none`` while the partition waits until ``wake_s`` (seconds of the monotonic clock).
     broker_start: the broker's first offset, if it is greater than the position; else -1.
-    is_handed_over: the broker continues what was read from the tier.
     is_reported: an error was returned after the last record.
-    is_view_done: the view ``latest`` was read completely.
     """
 
     partition: TopicPartition
@@ -133,14 +131,14 @@ class AssignedPartition:
 
     @property
     def consumed_history(self) -> ConsumedLogHistory:
-        """History of what was read up to the position, with which another log is compared before reading continues there."""
+        """History up to the position, with which another log is compared before reading continues there."""
         if self.log is not None:
             return replace(self.log.consumed_history_below_offset(self.position), topic_id=self.topic_id)
         epochs = (*self.epochs[:-1], LeaderEpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
         return ConsumedLogHistory(self.topic_id, epochs, self.position)
 
     def set_tier_log_identity(self, identity: LogIdentity | None) -> None:
-        """Set the tier's log that the next records come from; None if they come from the broker."""
+        """Set the source of the next records; None for the broker."""
         self.epochs = self.consumed_history.epochs
         if identity is not None:
             self.topic_id = identity.topic_id or self.topic_id
@@ -168,14 +166,12 @@ TURN_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class PartitionPrefetchState:
-    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time.
+    """Partition that a TierPrefetcher reads, TURN_BYTES at a time.
 
-    incarnation: the partition under the topic id that is read.
-    consumed_history: what was read before this reading was started.
-    view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
+    incarnation: with the topic id that is read.
+    consumed_history: before this reading.
+    view_offsets: last records of all keys, the only ones read below ``view_end``; None for all offsets.
     view_end: exclusive; -1 if the last records are still to be found.
-    log: identity of the log that was read since the start.
-    end_offset: where reading ends, exclusive.
     """
 
     partition: TopicPartition
@@ -190,8 +186,6 @@ class PartitionPrefetchState:
 
 @dataclass(frozen=True)
 class PrefetchedRecords:
-    """Records of a partition, as columns, with the identity of their log."""
-
     partition: TopicPartition
     block: RecordBlock
     log: LogIdentity
@@ -202,9 +196,9 @@ class PartitionPrefetchEnd:
     """Last item of a partition whose readable records, or those up to the requested end, were all read.
 
     offset: after the last one that was read; less than ``end`` if a transaction is open at the tier's end or an earlier end was requested,
-        and less than ``start`` if the tier has deleted the records at the position.
-    start, end: first offset and end offset (exclusive) of the tier.
-    mismatch: why the tier's log does not continue what was read; None if it does.
+        less than ``start`` if the tier has deleted the records at the position.
+    end: of the tier, exclusive.
+    mismatch: why the tier's log does not continue what was read.
     """
 
     partition: TopicPartition
@@ -225,8 +219,8 @@ PrefetchedItem = PrefetchedRecords | PartitionPrefetchEnd | PartitionPrefetchFai
 
 
 class TierPrefetcher:
-    """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. After its last item,
-    PartitionPrefetchEnd or PartitionPrefetchFailure, a partition can be started again.
+    """Reads several partitions in its own threads, and queues their records. After its last item, PartitionPrefetchEnd or
+    PartitionPrefetchFailure, a partition can be started again.
 
     :param latest_only: of the records that the tier holds at the start, read only the last one of each key; read all later ones.
     """
@@ -265,8 +259,8 @@ class TierPrefetcher:
     ) -> None:
         """Start to read a partition from the end of ``consumed_history``. Items of an earlier start are dropped.
 
-        :param ignore_latest_only: read every record, even if ``latest_only`` is set.
-        :param end_offset: where reading ends, exclusive.
+
+        :param end_offset: exclusive.
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
@@ -336,7 +330,7 @@ class TierPrefetcher:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
     def _prefetch_turn(self, partition: PartitionPrefetchState) -> PrefetchedItem | None:
-        """Queue up to TURN_BYTES of records. Return the last item, which the caller queues; None if more is to be read later, or if reading
+        """Queue up to TURN_BYTES of records. Return the last item, which the caller queues, or None if more is to be read later or reading
         was stopped.
         """
         state = self._tier.open_partition_log(partition.incarnation).refresh()
@@ -393,7 +387,7 @@ class TierPrefetcher:
         return PartitionPrefetchEnd(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
-        """Return how many idle threads can prefetch for each partition, rounded down."""
+        """Rounded down."""
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
@@ -403,8 +397,8 @@ class TierPrefetcher:
             self._condition.notify()
 
     def _enqueue_item_unless_stopped(self, partition: PartitionPrefetchState, item: PrefetchedItem, *, is_last: bool = False) -> bool:
-        """Wait for space and add an item. Return False, without adding it, if reading was stopped. After the last one, the partition counts
-        as no longer being read.
+        """Wait for space and add an item. Return False, without adding it, if reading was stopped. After the last one, the partition is no
+        longer being read.
         """
         size = _memory_bytes_of_item(item)
         with self._condition:
@@ -438,22 +432,20 @@ MAX_FETCH: Final = 10_000
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """Options of a TieredConsumer.
+    """Options.
 
-    view: with ``latest``, the consumer first returns only the last record of each key that the tier holds when reading begins, without
-        tombstones, and then every later record.
-    threads: number of threads that read the tier in advance.
-    queue_bytes: records that these threads may hold in memory.
-    refresh_s: seconds after which a partition that could not be read is retried.
+    view: with ``latest``, first only the last record of each key that the tier holds when reading begins, without tombstones, then every
+        later record.
+    queue_bytes: prefetched records in memory.
+    refresh_s: until a partition that could not be read is retried.
     offset_reset: where to begin if the records at an offset no longer exist, if no offset was given, or if the topic was created again;
         with ``error``, an error message is returned instead.
-    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. Such a topic is read from the tier alone.
-    mode: which of tier and broker is read. Without a broker, every mode means ``remote_only``.
-    skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``), instead of ending with an error.
-        Not allowed with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
+    topic_ids: topic name -> id of the topic to read, if not the latest one of this name; read from the tier alone.
+    mode: without a broker, always ``remote_only``.
+    skip_damaged: skip the tier's unreadable offsets with a warning (``logging``) instead of an error. Not with ``view`` latest, because an
+        older value would take the place of one that cannot be read.
 
-    Raises UsageError if ``mode`` is unknown, or if ``view`` is ``latest`` together with ``skip_damaged`` or with a mode that does not read
-    the tier first.
+    Raises UsageError if ``mode`` is unknown, or does not read the tier first and ``view`` is ``latest``.
     """
 
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -483,7 +475,7 @@ class ConsumerOptions:
 class ConsecutiveMessages:
     """Consecutive messages of one partition from one source, or (without a partition) one message that reports an error.
 
-    epoch: leader epoch of all of a broker's messages; None if unknown, and for messages of the tier.
+    epoch: of all of a broker's messages; None if unknown, and for messages of the tier.
     """
 
     partition: AssignedPartition | None
@@ -497,7 +489,7 @@ class ConsecutiveMessages:
 
 
 class TierAndBrokerReader:
-    """Reader of assigned partitions, each from the tier or from the broker, whichever has its next records. For one thread.
+    """Reader of assigned partitions from tier and broker. For one thread.
 
     :param broker: closed with this object. None to read the tier alone.
     """
@@ -529,12 +521,12 @@ class TierAndBrokerReader:
             self.tier.list_partitions([str(name) for name in partitions])
 
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
-        """Start to read these partitions, in addition to those that are being read."""
+        """In addition to those that are being read."""
         self.assigned.update((at.partition, at) for at in partitions)
         self._restart_waiting_partitions(time.monotonic())
 
     def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading partitions, which stay assigned and keep their positions."""
+        """Stop reading partitions, which keep their positions."""
         for name in partitions:
             self._feed.stop_reading(name)
             if name in self.assigned:
@@ -548,16 +540,14 @@ class TierAndBrokerReader:
             self.assigned.pop(name, None)
 
     def assigned_partition_at_position(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        """Return the state of a partition at ``place``. Raises UsageError if ``place`` has no offset and ``offset_reset`` is ``error``."""
+        """Raises UsageError if ``place`` has no offset and ``offset_reset`` is ``error``."""
         offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
         read = consumed_history_before_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
     def assign_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
-        """Return the state of a partition at ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``, queue the error and
-        return a state in which the partition waits without end.
-        """
+        """Queue the error of ``assigned_partition_at_position``, if any, and return a state in which the partition waits without end."""
         try:
             return self.assigned_partition_at_position(partition, place)
         except UsageError as error:
@@ -565,14 +555,13 @@ class TierAndBrokerReader:
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def resolve_partition(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition under the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
     def readable_bounds(self, partition: TopicPartition) -> LogStartAndEndOffset:
-        """Return first offset and end offset (exclusive) of both together."""
+        """Bounds of tier and broker together; the end is exclusive."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.offset_bounds(partition)
         state = self.tier.open_partition_log(self.resolve_partition(partition)).refresh()
@@ -594,7 +583,7 @@ class TierAndBrokerReader:
     # ---- records -----------------------------------------------------------------------------------------------------------
 
     def receive_messages(self, wait_s: float) -> bool:
-        """Move records that have arrived to the queue of ready messages, which must be empty. Return whether any have arrived in time."""
+        """Fill the queue of ready messages, which must be empty. Return whether any have arrived in time."""
         now = time.monotonic()
         self._continue_lost_partitions()
         self._restart_waiting_partitions(now)
@@ -692,7 +681,6 @@ class TierAndBrokerReader:
             )
 
     def _continue_after_tier(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
-        """Decide where to continue after the tier was read, or if it no longer has the position."""
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._broker_has_position(partition):
             self._reset_at_tier(partition, item)
@@ -736,9 +724,7 @@ class TierAndBrokerReader:
             self._queue_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
-        """Queue the error that the log was truncated below the position. Unless ``offset_reset`` is ``error``, continue after
-        ``agreed_history``, which the log still holds.
-        """
+        """Unless ``offset_reset`` is ``error``, continue after ``agreed_history``, which the log still holds."""
         if not partition.is_reported:
             partition.is_reported = True
             text = (
@@ -756,8 +742,8 @@ class TierAndBrokerReader:
     def _enter_recreated_topic(
         self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogStartAndEndOffset
     ) -> bool:
-        """Queue the error that the topic was created again, and move the position into the new topic (``topic_id``, ``bounds``) as
-        ``offset_reset`` says. Return False, and leave the position, if that is ``error``.
+        """Queue an error, and move the position into the new topic as ``offset_reset`` says. Return False, and leave the position, if that
+        is ``error``.
         """
         self._queue_range_error(partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}")
         reset = self.options.offset_reset
@@ -774,8 +760,8 @@ class TierAndBrokerReader:
         return bounds.start <= partition.position <= bounds.end
 
     def _reset_at_tier(self, partition: AssignedPartition, item: PartitionPrefetchEnd) -> None:
-        """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the position any more. With
-        ``error``, queue an error instead.
+        """Continue at the tier's start or end, as ``offset_reset`` says, because the position is gone. With ``error``, queue an error
+        instead.
         """
         if self.options.offset_reset == "error":
             self._queue_range_error(partition, f"the tier begins at {item.start}")
@@ -791,7 +777,6 @@ class TierAndBrokerReader:
             )
 
     def _continue_lost_partitions(self) -> None:
-        """Decide where to continue, after all messages of the partitions were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
@@ -800,7 +785,7 @@ class TierAndBrokerReader:
             self._lost.pop()
 
     def _continue_lost_partition(self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient) -> None:
-        """Decide where to continue. ``truncation_offset``: the broker's log was truncated and holds what was read up to this offset."""
+        """Parameter ``truncation_offset``: the broker's truncated log holds what was read up to this offset; None if it was not truncated."""
         topic_id, bounds = broker.topic_id(partition.partition), broker.offset_bounds(partition.partition)
         self._schedule_partition_retry(partition)
         if topic_ids_differ(partition.topic_id, topic_id):
@@ -827,9 +812,7 @@ class TierAndBrokerReader:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
     def _reset_at_broker(self, partition: AssignedPartition, bounds: LogStartAndEndOffset) -> None:
-        """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the tier is not read. With ``error``, queue
-        an error instead.
-        """
+        """Continue at the broker's start or end, as ``offset_reset`` says. With ``error``, queue an error instead."""
         if self.options.offset_reset == "error":
             self._queue_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
@@ -841,7 +824,7 @@ class TierAndBrokerReader:
             self._continue_reading_at_broker(partition)
 
     def _queue_range_error(self, partition: AssignedPartition, reason: str) -> None:
-        """Queue the error, unless one was reported already after the last record."""
+        """At most one error is queued after the last record."""
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
@@ -851,7 +834,7 @@ class TierAndBrokerReader:
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 
     def _resolve_logical_offset(self, partition: TopicPartition, offset: int) -> int:
-        """Return the offset. For OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``."""
+        """For OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``."""
         if offset >= 0:
             return offset
         reset = self.options.offset_reset

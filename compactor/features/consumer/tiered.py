@@ -1,7 +1,6 @@
-"""A consumer of the tier and the broker as one log, with the methods of confluent_kafka.Consumer and, if it has a group, its subscriptions.
+"""A consumer of the tier and the broker as one log, with the methods of confluent_kafka.Consumer.
 
-A group is Kafka's own: its coordinator assigns partitions and keeps committed offsets, whatever serves the records (GroupClient). Where the
-records come from is decided per partition (TierAndBrokerReader).
+A group is Kafka's own: its coordinator assigns partitions and keeps committed offsets, whatever serves the records (GroupClient).
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ NO_RUN: Final = ConsecutiveMessages(None, iter(()))
 
 
 class TieredConsumer:
-    """Consumer with the methods of confluent_kafka.Consumer, for use by one thread.
+    """Consumer for one thread.
 
     :param broker: read where the tier ends, and closed with the consumer. None to read the tier alone, as it grows.
-    :param group: membership that ``subscribe`` and ``commit`` use, closed with the consumer. None for a consumer without a group.
-    :param commits: which offsets are committed without a call of ``commit``.
+    :param group: closed with the consumer; None for a consumer without a group.
     """
 
     def __init__(
@@ -98,11 +96,10 @@ class TieredConsumer:
         on_revoke: Callable[[Any, list[Place]], None] | None = None,
         on_lost: Callable[[Any, list[Place]], None] | None = None,
     ) -> None:
-        """Join the group and read the partitions of these topics that the group assigns. The callbacks are called inside ``poll``,
-        ``consume`` and ``close``.
+        """Read the partitions of these topics that the group assigns. Callbacks run inside ``poll``, ``consume`` and ``close``.
 
-        :param topics: names; a name that begins with ``^`` is a regular expression.
-        :param on_assign: called with the consumer and the places where added partitions begin. It may call ``assign`` with other places.
+        :param topics: a name that begins with ``^`` is a regular expression.
+        :param on_assign: receives the consumer and the places where added partitions begin; may call ``assign`` with other places.
         :param on_revoke: called before partitions are given up. Records that were returned are committed already if auto-commit is on.
         :param on_lost: called if the group has given the partitions to others already; ``on_revoke`` by default.
         :raises UsageError: the consumer has no group.
@@ -110,7 +107,7 @@ class TieredConsumer:
         self._require_group().subscribe(topics, RebalanceCallbacks(on_assign, on_revoke, on_lost))
 
     def unsubscribe(self) -> None:
-        """Leave the group. The next call of ``poll`` gives up its partitions."""
+        """The next call of ``poll`` gives up its partitions."""
         self._require_group().unsubscribe()
 
     def commit(
@@ -119,9 +116,9 @@ class TieredConsumer:
         """Commit offsets to the group: the offset after ``message``, or ``offsets``, or by default all stored offsets.
 
         :param asynchronous: do not wait for the answer, and return None.
-        :return: the offsets that were committed.
-        :raises UsageError: the consumer has no group.
-        :raises Unavailable: the coordinator cannot be reached. :raises Refused: it did not commit them.
+
+        :raises UsageError: if the consumer has no group.
+        :raises Unavailable: if the coordinator cannot be reached. :raises Refused: if it did not commit them.
         """
         group = self._require_group()
         chosen = None if message is None and offsets is None else _offsets_to_store(message, offsets)
@@ -129,16 +126,13 @@ class TieredConsumer:
         return None if asynchronous else [Place(*name, *at) for name, at in done.items()]
 
     def committed(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
-        """Return the offsets that the group has committed, with leader epochs; OFFSET_INVALID if there is none. ``timeout`` is ignored, and
-        accepted as in confluent_kafka: the settings of the broker apply.
-        """
+        """Committed offsets with leader epochs; OFFSET_INVALID if there is none. ``timeout`` is ignored: the broker's settings apply."""
         names = [TopicPartition(place.topic, place.partition) for place in places]
         known = self._require_group().committed_offsets(names)
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
     def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[HasTopicPartitionAndOffset] | None = None) -> None:
-        """Store offsets for the next commit: the offset after ``message``, or ``offsets``. To be called if ``enable.auto.offset.store`` is
-        false.
+        """Store offsets for the next commit: the offset after ``message``, or ``offsets``. Needed if ``enable.auto.offset.store`` is false.
 
         Raises UsageError if a partition is not assigned, or the consumer has no group.
         """
@@ -166,7 +160,7 @@ class TieredConsumer:
             self._start_assignment("add", begun)
 
     def _start_assignment(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
-        """Start to read partitions. In a group, their positions count as committed already."""
+        """In a group, the positions count as committed already."""
         if self._membership is not None:
             self._membership.record_start_offsets_as_committed({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
@@ -185,8 +179,8 @@ class TieredConsumer:
     # ---- assignment --------------------------------------------------------------------------------------------------------
 
     def assign(self, places: Iterable[HasTopicPartitionAndOffset]) -> None:
-        """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END. A place
-        without an offset begins as ``offset_reset`` says.
+        """Read exactly these partitions, each from its offset, OFFSET_BEGINNING or OFFSET_END. A place without an offset begins as
+        ``offset_reset`` says.
 
         Within the callback ``on_assign``, a call only changes where the added partitions begin. Raises UsageError if neither tier nor
         broker has a partition; StoreError.
@@ -206,21 +200,19 @@ class TieredConsumer:
         return [Place(*name) for name in self._sources.assigned]
 
     def seek(self, place: HasTopicPartitionAndOffset) -> None:
-        """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
+        """Continue a partition elsewhere, and drop its queued records. Raises UsageError if it is not assigned."""
         restored = self._sources.assigned_partition_at_position(self._require_assigned_partition(place).partition, place)
         self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
     def position(self, places: Sequence[HasTopicPartitionAndOffset]) -> list[Place]:
-        """Return the positions of assigned partitions, with leader epochs and topic ids."""
         return [
             Place(*at.partition, at.position, at.consumed_history.last_read_leader_epoch, at.topic_id)
             for at in map(self._require_assigned_partition, places)
         ]
 
     def offsets_for_times(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
-        """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none. ``timeout``
-        is ignored, and accepted as in confluent_kafka: the settings of tier and broker apply.
+        """For each partition, the first record with at least the timestamp, or OFFSET_END if there is none. ``timeout`` is ignored.
 
         :param places: their ``offset`` is the timestamp in milliseconds.
         """
@@ -232,13 +224,11 @@ class TieredConsumer:
         return found
 
     def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> ReadableOffsetBounds:
-        """Return the first offset that tier or broker has, and the end offset (exclusive)."""
+        """First offset that tier or broker has, and the end offset (exclusive)."""
         return self._sources.readable_bounds(TopicPartition.create_validated(place.topic, place.partition))
 
     def latest(self, place: HasTopicPartitionAndOffset) -> LastValueOfEachKey:
-        """Return the last record of each key of a partition, as the tier holds them now. To continue from there, assign ``next_place`` of
-        the result.
-        """
+        """Last record of each key, as the tier holds them now. To continue from there, assign the result's ``next_place``."""
         name = self._sources.resolve_partition(TopicPartition.create_validated(place.topic, place.partition))
         return last_values(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
@@ -259,8 +249,8 @@ class TieredConsumer:
     def poll(self, timeout: float | None = None) -> MessageLike | None:
         """Return the next message, or None if none arrives within ``timeout`` seconds; None or a negative number waits without limit.
 
-        A message with an error says that a partition cannot be read at its position. After StoreError or BadData, ``poll`` may be called
-        again and continues at the position.
+        A message with an error reports a partition that cannot be read at its position. After StoreError or BadData, the next call
+        continues at the position.
         """
         if time.monotonic() < self._group_due_s:
             message = next(self._messages, None)
@@ -271,10 +261,9 @@ class TieredConsumer:
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[MessageLike]:
-        """Return up to ``num_messages`` messages, or fewer if no more arrive within ``timeout`` seconds; a negative number waits for all.
+        """Return up to ``num_messages`` messages; fewer if no more arrive within ``timeout`` seconds; a negative number waits for all.
 
-        In a group, it returns one second after the first message at the latest, so that rebalances are not delayed. After StoreError or
-        BadData, ``consume`` may be called again.
+        In a group, it returns one second after the first message at the latest, so that rebalances are not delayed.
         """
         self._require_consumer_not_closed()
         deadline = time.monotonic() + (NEVER_S if timeout < 0 else timeout)
@@ -298,9 +287,7 @@ class TieredConsumer:
                 return found
 
     def close(self) -> None:
-        """Commit the offsets of the records that were returned, if auto-commit is on. Then leave the group, end the threads and close the
-        connections.
-        """
+        """If auto-commit is on, the offsets of returned records are committed first."""
         if self._closed:
             return
         try:
@@ -326,7 +313,7 @@ class TieredConsumer:
         return len(out_messages) > before
 
     def _set_run(self, messages: ConsecutiveMessages) -> None:
-        """Set the messages that are returned next. Those of a source from which the partition is no longer read are dropped."""
+        """Messages of a source that is no longer read are dropped."""
         self._advance_position()
         self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
 
@@ -372,11 +359,11 @@ _CONNECTION_CALLBACKS: Final = ("oauth_cb",)
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """A consumer's settings, sorted by the part of the program that uses them.
+    """A consumer's settings.
 
     tier_config: path of the tier's configuration file; None to search for it where the commands do.
     properties: of librdkafka for all connections.
-    group_properties: further ones for the membership in a group, and callbacks.
+    group_properties: further ones for the group, and callbacks.
     """
 
     tier_config: str | None = None
@@ -389,8 +376,8 @@ class ConsumerSettings:
 
 
 def parse_consumer_settings(properties: Mapping[str, Any]) -> ConsumerSettings:
-    """Parse a consumer's dictionary of settings. Names and defaults are those of Kafka; names of this library begin with ``tier.``. Raises
-    UsageError for a setting that is not known or not valid.
+    """Names and defaults are those of Kafka; names of this library begin with ``tier.``. Raises UsageError for a setting that is not known
+    or not valid.
     """
     left = dict(properties)
     reset = str(left.pop("auto.offset.reset", "latest"))
@@ -437,10 +424,10 @@ def open_consumer(
     properties: Mapping[str, str] | None = None,
     options: ConsumerOptions | None = None,
 ) -> TieredConsumer:
-    """Open a consumer of the tier that a configuration file describes. The consumer cannot write to the tier.
+    """Open a consumer of the tier that a configuration file describes.
 
-    :param settings: path of the configuration file; None to look for the file where the commands do. Or a dictionary like
-        confluent_kafka's, with the path under ``tier.config``; the other parameters are then not allowed.
+    :param settings: path of the configuration file; None to search for it where the commands do. Or a dictionary like confluent_kafka's,
+        with the path under ``tier.config``; the other parameters are then not allowed.
     :param bootstrap_servers: brokers to read where the tier ends; empty to read the tier alone.
     :param properties: properties of librdkafka (security.protocol, sasl.* ...).
     :raises UsageError: the configuration is invalid, or confluent-kafka is needed and not installed.

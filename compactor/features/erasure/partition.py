@@ -1,8 +1,8 @@
-"""Search of one partition for the objects that hold a key, or may hold it. Reads only.
+"""Search of one partition for the objects that hold a key. Reads only.
 
-Order: fold < live and replaced segments < LIST < segments that the fold does not know < old versions. Keys are searched in the records
-of every segment whose object exists. An object that cannot be read may hold any key. The answer is as of the fold: later imports are not
-covered, and segments that a later round writes contain only records of segments that are covered.
+Order: fold < live and replaced segments < LIST < segments that the fold does not know < old versions. Keys are searched in the records of
+    every segment whose object exists. An object that cannot be read may hold any key. The answer is as of the fold: later imports are not
+    covered, and segments that a later round writes contain only records of segments that are covered.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ class KeyHoldingObjectState(StrEnum):
 
 @dataclass(frozen=True)
 class ObjectHoldingRecordKey:
-    """An object that contains a record or hash of a record key, or may contain one.
+    """An object that contains a record or hash of a record key, or may.
 
-    key: index of the record key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
-    what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
-        unknown.
+    key: index in KeySearchRequest's keys; ANY_KEY if any.
+    what: value (the latest), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, unknown.
     until_ms: earliest time at which it can be deleted; None if no time is known.
     run_id: the round that replaced or wrote the segment.
     """
@@ -95,7 +94,7 @@ class ObjectHoldingRecordKey:
 
 @dataclass(frozen=True)
 class UnsearchedKeyLocation:
-    """A place that may have a record of the keys but was not searched, and why not."""
+    """A place that was not searched, and why not."""
 
     what: str
     why: str
@@ -103,7 +102,7 @@ class UnsearchedKeyLocation:
 
 @dataclass(frozen=True)
 class KeyRemovalRound:
-    """A round after which readers no longer get a record of a key. at_ms: publication time by the store's clock."""
+    """Round after which readers no longer get a key's record. at_ms: publication time by the store's clock."""
 
     partition: str
     run_id: str
@@ -114,9 +113,8 @@ class KeyRemovalRound:
 class PartitionKeySearchResult:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
-    movable: ids of live segments from which a round that is forced now would remove a key, or where it would give a tombstone its delete
-        horizon.
-    filtered: number of live segments that were not read because their Bloom filter has none of the keys.
+    movable: live segments from which a round that is forced now would remove a key, or where it would set a tombstone's delete horizon.
+    filtered: number of live segments that were skipped by their Bloom filters.
     """
 
     partition: TopicPartition
@@ -132,7 +130,7 @@ class PartitionKeySearchResult:
 
 @dataclass
 class KeyRecordsInSegment:
-    """Records of one key in one segment. newest: committed or not. latest: the newest committed one."""
+    """Records of one key in one segment. newest: committed or not. latest: committed."""
 
     segment: RemoteLogSegmentMetadata
     key: int
@@ -143,7 +141,7 @@ class KeyRecordsInSegment:
 
 
 def group_found_records(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
-    """Return the records (newest first) grouped by segment and key, in the order of the groups' first records."""
+    """Records (newest first) by segment and key, in the order of the groups' first records."""
     numbers = {key: number for number, key in enumerate(keys)}
     found: dict[tuple[str, int], KeyRecordsInSegment] = {}
     for one in records:
@@ -158,7 +156,7 @@ def group_found_records(records: Iterable[FoundRecord], keys: Sequence[bytes]) -
 
 
 def newest_committed_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
-    """Return the newest committed record of each key, given the newest segment first."""
+    """Segments are given newest first."""
     latest: dict[int, FoundRecord] = {}
     for one in key_records:
         if one.latest is not None:
@@ -168,11 +166,11 @@ def newest_committed_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapp
 
 @dataclass(frozen=True)
 class KeyStatusInSegment:
-    """Kind of a segment's records of a key, and what must happen to remove them.
+    """Kind of a segment's records of a key, and the condition of their removal.
 
-    what: value (the latest one), tombstone, superseded, aborted or undecided.
+    what: as in ObjectHoldingRecordKey.
     until_ms: earliest time at which they can be removed; None if no time is known.
-    movable: whether a round that is forced now would remove them, or give a tombstone its delete horizon.
+    movable: whether a round that is forced now would remove them, or set a tombstone's delete horizon.
     """
 
     what: str
@@ -198,7 +196,7 @@ class ErasureRules:
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, is_tier_compactable)
 
     def key_status_in_segment(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatusInSegment:
-        """Return the status of a key in a segment. ``latest``: the newest committed record of the key in the partition."""
+        """Parameter ``latest``: the newest committed record of the key in the partition."""
         here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:
             return KeyStatusInSegment("value", "a tombstone of the key: this is its latest value")
@@ -252,9 +250,7 @@ StateAndWhatItWaitsFor = tuple[KeyHoldingObjectState, str, int | None]
 
 @dataclass(frozen=True)
 class KeySearchRequest:
-    """Keys whose records are searched for. by_filters: do not read live segments whose Bloom filter has none of the keys. on_bytes:
-    receives the size of each segment that was read.
-    """
+    """Keys to search for. by_filters: skip live segments by their Bloom filters. on_bytes: receives the size of each read segment."""
 
     keys: tuple[bytes, ...]
     now_ms: int
@@ -263,9 +259,7 @@ class KeySearchRequest:
 
 
 def survey_partition(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySearchResult:
-    """Return the objects of one partition that contain the keys. Raises StoreError, OutOfBudget; BadData if the control log or the brokers'
-    metadata is damaged, or a live object is missing.
-    """
+    """Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing."""
 
     def search_current_state() -> PartitionKeySearchResult:
         log = tier.open_partition_log(partition)
@@ -313,9 +307,7 @@ class _KeySearch:
     # --- segments that the fold names ---
 
     def _search_live_segments(self) -> int:
-        """Search the newest first, because later markers decide about transactions. Return how many segments their filters have ruled
-        out.
-        """
+        """Newest first, because later markers decide about transactions. Return how many segments their filters have ruled out."""
         searcher = self._create_searcher(self.tier)
         ruled_out = self._ids_ruled_out()
         found: list[KeyRecordsInSegment] = []
@@ -348,7 +340,7 @@ class _KeySearch:
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
     def _ids_ruled_out(self) -> set[str]:
-        """Return the ids of the live segments whose Bloom filter has none of the keys; filters have no false negatives."""
+        """Live segments whose Bloom filter has none of the keys; filters have no false negatives."""
         if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
         sidecars = self.tier.open_sidecar_store(self.partition)
@@ -395,7 +387,7 @@ class _KeySearch:
     def _unknown_object_state(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
-        """Return an object's state, what it waits for, and the earliest time at which it can be deleted (None if no time is known)."""
+        """State, the condition of deletion, and its earliest time (None if unknown)."""
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return KeyHoldingObjectState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
@@ -458,9 +450,7 @@ class _KeySearch:
             )
 
     def _ids_inheriting_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
-        """Return the ids of segments whose filter was taken over from their sources, so that it may contain keys that they no longer
-        have.
-        """
+        """Segments whose filter was taken over from their sources, so that it may contain keys that they no longer have."""
         heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
@@ -493,8 +483,8 @@ class _KeySearch:
         run_id: str = "",
         object_name: str = "",
     ) -> list[KeyRecordsInSegment]:
-        """Search one segment, also in open and aborted transactions and after its end. Add it to the result if it has records, and return
-        these by key.
+        """Search also open and aborted transactions and what lies after the segment's end. Add the segment to the result if it has records,
+        and return these by key.
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})

@@ -1,4 +1,4 @@
-"""Erasure of keys from a topic: find what still holds them, report it, and speed it up within the rules of rounds and `retire`."""
+"""Erasure of keys from a topic, within the rules of rounds and `retire`."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ KeyNumberAndRemoval = tuple[int, KeyRemovalRound]
 
 @dataclass(frozen=True)
 class TopicKeySearchResult:
-    """Objects of a topic that contain the keys.
+    """Objects of a topic that contain the keys, and what was not searched.
 
     beside: objects outside the tier's partitions, such as unfinished uploads and exports.
-    failed: partitions that could not be searched, with the error.
+    failed: partitions that could not be searched.
     """
 
     surveys: tuple[PartitionKeySearchResult, ...]
@@ -84,7 +84,7 @@ class TopicKeySearchResult:
 
 
 def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartition]:
-    """Return the partitions of a topic, or the one that the text names. Raises UsageError if the tier does not hold it."""
+    """Raises UsageError if the tier does not hold the topic or partition."""
     names = tier.list_partitions()
     found = [name for name in names if name.topic == topic_or_partition] or [name for name in names if str(name) == topic_or_partition]
     if not found:
@@ -98,9 +98,7 @@ def survey_topic(
     request: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySearchResult:
-    """Search the partitions of a topic for the keys. One that cannot be searched is listed in ``failed`` and does not stop the others
-    (isolation, I9).
-    """
+    """Partitions that cannot be searched are listed in ``failed`` and do not stop the others (isolation, I9)."""
     surveys: list[PartitionKeySearchResult] = []
     failed: list[tuple[TopicPartition, CompactorError]] = []
     for name in partitions:
@@ -126,7 +124,7 @@ def survey_topic(
 def _holding_uploads(
     tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedKeyLocation]
 ) -> Iterator[ObjectHoldingRecordKey]:
-    """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory."""
+    """Yield unfinished uploads to these partitions, and those of no known partition, such as staged files of a directory."""
     wanted = {str(name) for name in partitions}
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     try:
@@ -202,8 +200,8 @@ def _holding_generation_objects(tier: Tier, partition: TopicPartition, request: 
 def expedite_erasure(
     tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySearchResult:
-    """Run rounds over the segments that contain the keys, until they make no more progress, and then `retire`. Return a new survey, whose
-    ``removals`` include rounds whose replaced segments `retire` has deleted.
+    """Run rounds over the segments with the keys until they make no more progress, then `retire`. Return a new survey, whose ``removals``
+    include rounds whose replaced segments `retire` has deleted.
 
     Delete horizons of tombstones are never shortened, because slow readers rely on them. Raises Leased, Fenced, StoreError, OutOfBudget.
 
@@ -222,8 +220,8 @@ def expedite_erasure(
 
 
 def create_including_assessor(segment_ids: frozenset[str]) -> RoundAssessmentFunction:
-    """Return a function that assesses a round as usual and adds these segments to those to read, if they lie below the round's end offset.
-    If it adds any, the round is due.
+    """Return a function that assesses a round as usual and adds these segments, if they lie below the round's end offset. If it adds any,
+    the round is due.
     """
 
     def assess_round_with_segments(
@@ -282,8 +280,6 @@ def _retire_replaced_segments(
 
 @dataclass(frozen=True)
 class ErasureReportHeader:
-    """Subject of an erasure report. digests: of each key, in order."""
-
     tier: Mapping[str, str]
     topic: str
     at_ms: int
@@ -291,16 +287,14 @@ class ErasureReportHeader:
 
 
 def keyed_key_digest(key: bytes, secret: bytes) -> str:
-    """Return a digest by the tier's hash key, so that a filed report does not contain the record key itself."""
+    """By the tier's hash key, so that a filed report does not contain the record key."""
     return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
 
 
 def erasure_report_json(
     header: ErasureReportHeader, survey: TopicKeySearchResult, done_steps: Sequence[str] = (), removals: Sequence[KeyNumberAndRemoval] = ()
 ) -> dict[str, Any]:
-    """Return the erasure report. ``done_steps``: lines about the steps that were taken; ``removals``: in addition to those in
-    ``survey``.
-    """
+    """Parameter ``removals``: in addition to those in ``survey``."""
     known = [*removals, *survey.removals]
     since = [_last_removal_of_key(number, survey, known) for number in range(len(header.digests))]
     last = max((one for one in since if one is not None), key=lambda one: one.at_ms, default=None)
@@ -335,7 +329,7 @@ def _objects_holding_key(key_number: int, survey: TopicKeySearchResult) -> list[
 
 
 def _last_removal_of_key(key_number: int, survey: TopicKeySearchResult, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
-    """Return the last round that removed records of the key; None if a live segment still has one, or no such round is known."""
+    """Last round that removed records of the key; None if a live segment still has one, or no such round is known."""
     if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _objects_holding_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)

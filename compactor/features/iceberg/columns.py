@@ -1,9 +1,9 @@
-"""Data files of a table, and their typed columns: what keys and values stand for, beside their bytes.
+"""Data files of a table, and the typed columns of decoded keys and values.
 
-1. Of the decoded values of a batch, the types are merged into those of the table's columns: new fields are added, and types are widened, by
-   Iceberg's rules, so that files that are there already stay readable.
-2. If the table lacks some of that, no batch is written: the columns are added when all rows were seen, and the file is begun anew.
-3. If it does not, rows are written. A part of a value that has no place in the columns is left out of its row alone, with the reason.
+1. The types of a batch's values are merged into those of the table's columns: fields are added and types widened by Iceberg's rules, so
+   that existing files stay readable.
+2. If the table lacks columns, no batch is written: they are added when all rows were read, and the file is restarted.
+3. Else rows are written. A part of a value that has no place in the columns is left out of its row, with the reason.
 
 Types are merged once per batch if its values match each other, and otherwise once per row, in time that depends on the row alone.
 """
@@ -59,9 +59,7 @@ _NAMES: Final = ("key", "value", "partition", "offset", "timestamp", "timestamp_
 
 @dataclass(frozen=True)
 class DataFileWriteTask:
-    """Task to write the data file of one slice, here or on another machine. inflate_limit: largest size of an uncompressed batch, in
-    bytes.
-    """
+    """Task to write one slice's data file. inflate_limit: largest size of an uncompressed batch, in bytes."""
 
     file: DataFileName
     extent: OffsetRangeToRead
@@ -69,13 +67,13 @@ class DataFileWriteTask:
 
     @property
     def max_record_count_of_slice(self) -> int:
-        """Upper bound, because brokers do not report the number."""
+        """An upper bound, because brokers do not report the number."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
 
 @dataclass(frozen=True)
 class DataFilesToWrite:
-    """Request to write the data files that one update of a partition needs.
+    """Data files of one update of a partition.
 
     others: files that stay in the table. No key of theirs may be written again.
     turn: selects the range of key hashes that is compared, if memory does not suffice for all keys.
@@ -91,11 +89,10 @@ class DataFilesToWrite:
 
 class DataFileWriter(Protocol):
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
-        """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
+        """Return which share (0 to 1) of the keys was checked to be unique in the partition.
 
         :param out_files_by_slice: receives each file as soon as it is complete; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
-        :raises StoreError: if a store fails.
         """
 
 
@@ -124,7 +121,7 @@ def write_slice_file(
 ) -> DataFile | None:
     """Write the records of a slice that have a key and a value to a data file. If there are none, write nothing and return None.
 
-    :param on_records: receives all committed records of the slice, tombstones and records without a key included.
+    :param on_records: receives all committed records, also tombstones and records without a key.
     :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
     :raises LogChanged: if the log was truncated meanwhile. Raises BadData, StoreError.
     """
@@ -155,7 +152,7 @@ def write_slice_file(
 
 
 def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
-    """Return the hashes of keys (of type large_binary)."""
+    """Keys are of type large_binary."""
     starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
     hashes = np.empty((len(keys), 2), np.uint64)
     data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
@@ -164,13 +161,13 @@ def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hash
 
 
 def duplicate_key_error(partition: TopicPartition, object_name: str, offset: int = -1) -> BadData:
-    """Return the error for a key's second occurrence, with its object and offset (-1: unknown)."""
+    """For the key's second occurrence. offset: -1 if unknown."""
     cause = f"{partition}: a key occurs twice below the cleaner offset, so that its last value is not known"
     return BadData(cause, segment=object_name, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
 
 
 class _KeyUniquenessCheck:
-    """Check that no key of a partition occurs twice among its records below the cleaner offset.
+    """Check that no key occurs twice below the cleaner offset.
 
     If the hashes of the written keys need more than the memory budget, each update of the table checks only one range of hashes, and
     ``DataFilesToWrite.turn`` selects it.
@@ -189,7 +186,7 @@ class _KeyUniquenessCheck:
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
     def add_keys_of_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
-        """Add the keys of a slice's records, tombstones included. Raises BadData if one was added before."""
+        """Tombstones included. Raises BadData if one was added before."""
         hashes, rows = hash_keys_of_rows(selection, view_slice.first, view_slice.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)
         if self._keys is not None:
@@ -222,7 +219,7 @@ _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class TableColumnsMissing(CompactorError):
-    """Raised if the table lacks columns (all that are needed), or has some of too narrow types."""
+    """Raised if the table lacks columns, or has some of too narrow types."""
 
     def __init__(self, columns: pa.Schema) -> None:
         super().__init__("the table lacks columns")
@@ -231,10 +228,9 @@ class TableColumnsMissing(CompactorError):
 
 @dataclass(slots=True, eq=False)
 class ColumnType:
-    """Type of a column, of a part of one, or of a value: one of the first four.
+    """Type of a column, its part, or a value: one of the first four fields is set.
 
     item: type of a list's elements, or of a map's values if ``is_map``; the keys of maps are texts.
-    untyped: why there is no type.
     is_stored: the table has it, so that only widening by Iceberg's rules is allowed.
     """
 
@@ -260,7 +256,7 @@ class ColumnType:
         return 1 + max((part.height() for part in self.parts), default=0)
 
     def column_count(self) -> int:
-        """Return the number of columns that a table counts, this one included."""
+        """Number of columns that a table counts, this one included."""
         return 1 + self.is_map + sum(part.column_count() for part in self.parts)
 
     def arrow_type(self) -> pa.DataType:
@@ -287,7 +283,7 @@ _TOO_DEEP: Final = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def type_of_arrow(data_type: pa.DataType, *, is_stored: bool = False, depth: int = 1) -> ColumnType | None:
-    """Return pyarrow's type; None if it says nothing about values, such as that of nulls and of empty lists."""
+    """Type; None if pyarrow's says nothing about values, such as that of nulls and of empty lists."""
     if depth > MAX_DEPTH + 1:
         return ColumnType(untyped=_TOO_DEEP)
     if pa.types.is_null(data_type):
@@ -306,7 +302,7 @@ def type_of_arrow(data_type: pa.DataType, *, is_stored: bool = False, depth: int
 
 
 def type_of_json(value: Any, depth: int = 1) -> ColumnType | None:
-    """Return the type of a JSON value; None for null and an empty list."""
+    """Type of a JSON value; None for null and an empty list."""
     if depth > MAX_DEPTH + 1:
         return ColumnType(untyped=_TOO_DEEP)
     match value:
@@ -339,16 +335,16 @@ _AVRO_TYPES: Final = {
 
 
 class _AvroTypes:
-    """Conversion of one Avro schema, as fastavro has parsed it. named: by full name.
+    """Conversion of one Avro schema, as fastavro has parsed it.
 
-    A type that occurs in many places has as many columns, so that a small schema can stand for a huge type: the conversion stops there.
+    A small schema can stand for a huge type, because a type has as many columns as places: the conversion stops there.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._left = named, 2 * MAX_COLUMNS
 
     def convert(self, schema: Any, within: frozenset[str] = frozenset(), depth: int = 1) -> ColumnType | None:
-        """Return the type of a column; None if its values are always null or empty. ``within``: names of the types around it."""
+        """Type of a column; None if its values are always null or empty. ``within``: names of the types around it."""
         self._left -= 1
         if depth > MAX_DEPTH + 1 or self._left < 0:
             return ColumnType(untyped=_TOO_DEEP if self._left >= 0 else f"its schema has more than {2 * MAX_COLUMNS:,} fields")
@@ -391,7 +387,7 @@ def _avro_type_name(schema: Any) -> str:
 
 
 def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.DataType | None:
-    """Return the type that holds both. ``is_stored``: only Iceberg's promotions are allowed."""
+    """Type that holds both. ``is_stored``: only Iceberg's promotions are allowed."""
     if pa.types.is_decimal(known) and pa.types.is_decimal(other):
         scale = max(known.scale, other.scale)
         digits = max(known.precision - known.scale, other.precision - other.scale) + scale
@@ -407,7 +403,6 @@ def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.Dat
 
 
 def _name_problem(name: str, siblings: ColumnType) -> str:
-    """Return why a field can have no column beside its siblings; empty if it can."""
     if not name or "." in name:
         return "its name is empty" if not name else "its name contains a dot"
     if name.lower() in siblings.lower_names:
@@ -419,7 +414,6 @@ class _TypeMerge:
     """Merge of the type of values into a known type; nothing changes before ``apply``.
 
     is_exact: all parts of the values have a place then.
-    column_count: number of columns that would be added.
     """
 
     def __init__(self, known: ColumnType, other: ColumnType) -> None:
@@ -429,7 +423,7 @@ class _TypeMerge:
         self._merge(known, other, 0)
 
     def apply(self, *, may_add: bool = True) -> bool:
-        """Change the known type, and return whether it did. ``may_add``: fields, or types are only widened."""
+        """Return whether the known type changed. Without ``may_add``, types are only widened."""
         for known, data_type in self._widened:
             known.plain = data_type
         for fields, lower_names, name, added in self._added if may_add else ():
@@ -482,10 +476,7 @@ class _TypeMerge:
 
 
 class _RowFitting:
-    """Fitting of one decoded value to a column: parts that have no place are left out, and ``reasons`` say why.
-
-    source: the value's type by its Avro schema.
-    """
+    """Fitting of one decoded value to a column; ``reasons`` say why parts are left out."""
 
     def __init__(self, source: ColumnType | None) -> None:
         self.reasons: list[str] = []
@@ -559,7 +550,6 @@ _PYTHON_TYPES: Final = {
 
 
 def _plain_problem(value: Any, known: ColumnType) -> str:
-    """Return why a value has no place in a column without parts; empty if it has."""
     data_type: Any = known.plain
     is_number = isinstance(value, int) and not isinstance(value, bool)
     wanted = _PYTHON_TYPES.get(data_type)
@@ -595,7 +585,7 @@ def _type_name(value: Any, source: ColumnType | None = None) -> str:
 
 
 class TypedColumnBuilder:
-    """Builder of typed columns for decoded keys and values. ``formats``: a field without one is not decoded."""
+    """Builder of typed columns. ``formats``: a field without one is not decoded."""
 
     def __init__(self, table: TopicTable, decoder: KeyAndValueDecoder, formats: Mapping[str, FieldFormat]) -> None:
         self._decoder, self._formats = decoder, formats
@@ -611,8 +601,8 @@ class TypedColumnBuilder:
         return TableColumnsMissing(pa.schema([*((name, kind.arrow_type()) for name, kind in columns), (ERROR_COLUMN, pa.string())]))
 
     def add_typed_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the typed values, and the reasons why parts of them have no place. If the table lacks columns, return the
-        batch as it was and set ``lacks_columns``.
+        """Return the batch with typed values and the reasons for missing parts; if the table lacks columns, the batch as it was, and set
+        ``lacks_columns``.
 
         Raises StoreError if the schema registry does not answer, UsageError if none is configured.
         """
@@ -634,7 +624,7 @@ class TypedColumnBuilder:
         return _AvroTypes(named).convert(schema)
 
     def _merge_types(self, column_name: str, decoded: Sequence[DecodedKeyOrValue]) -> bool:
-        """Merge the types of values into that of their column. Return whether all have their place then, as far as types tell."""
+        """Return whether all values have their place then, as far as types tell."""
         some = [each for each in decoded if each.value is not None]
         schemas = [
             self._avro_type(each) for each in sorted({each.schema_id for each in some if each.is_avro and each.schema_id is not None})
@@ -651,8 +641,8 @@ class TypedColumnBuilder:
         return is_exact and is_same
 
     def _merge_type(self, column_name: str, kind: ColumnType | None, *, only_exact: bool = False) -> bool:
-        """Merge a type into a column. Return whether its values have their place then. A value with more new fields than the table has
-        space for adds none, so that one value cannot use it up. ``only_exact``: change nothing if the result would be False.
+        """Return whether the values have their place then. A value with more new fields than the table has space for adds none, so that one
+        value cannot use it up. ``only_exact``: change nothing if the result would be False.
         """
         if kind is None:
             return True

@@ -2,9 +2,8 @@
 
     table read < control log read < files written < control log read again < snapshot committed < old snapshots expired
 
-The rows of a partition are derived from the published view of its control log, never from what a fenced compactor wrote. Any number of
-processes may do that: a commit names the snapshot that it follows, and a process that finds that another one was faster starts again from
-both. A crash leaves files that no snapshot names, which are swept.
+The rows of a partition are derived from the published view of its control log. Any number of processes may commit: a commit names the
+snapshot that it follows, and a slower process starts again. A crash leaves files that no snapshot names, which are swept.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ COMMIT_ATTEMPTS: Final = 5
 class IcebergOutput:
     """Output that keeps each topic's compacted view as an Iceberg table.
 
-    next_sweep_ms: by table and number of a partition, when the youngest of its orphans (files that no snapshot names) may be deleted;
-        NEVER_MS if none is left, absent if this process has not swept it yet.
+    next_sweep_ms: by table and partition number, when the youngest orphan may be deleted; NEVER_MS if none is left, absent if not swept
+        yet.
     """
 
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
     next_sweep_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
+        """Update a partition's rows to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
         settings = tier.settings.outputs.iceberg
         wanted = settings.iceberg_table_settings(partition.topic)
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
@@ -93,9 +92,7 @@ class IcebergOutput:
         )
 
     def _expire_and_report(self, tier: Tier, partition: int, read_table: Callable[[], TopicTable], report: OutputReport) -> OutputReport:
-        """Return ``report`` with the number of deleted files and the time of the next update: the next expiry, the next sweep, or
-        ``keep_ms`` from now, because other programs may have changed the table by then.
-        """
+        """The next update is due at the next expiry or sweep, or ``keep_ms`` from now, because other programs may change the table."""
         now, keep_ms = tier.ports.clock_ms(), tier.settings.outputs.iceberg.keep_ms
         table, deleted, next_ms = _expire_snapshots(read_table, keep_ms, now)
         key, orphan_age_ms = (table.name, partition), tier.retention.orphan_age_ms
@@ -111,7 +108,7 @@ class IcebergOutput:
 
 def _expire_snapshots(read_table: Callable[[], TopicTable], keep_ms: int, now_ms: int) -> tuple[TopicTable, int, int | None]:
     """Return the table, the number of deleted files, and when the next snapshot may expire. Raises Unavailable if other processes change
-    the table each time, for example set tags.
+    the table each time.
     """
     for _ in range(COMMIT_ATTEMPTS):
         with suppress(TableChanged):
@@ -121,15 +118,13 @@ def _expire_snapshots(read_table: Callable[[], TopicTable], keep_ms: int, now_ms
 
 @dataclass(frozen=True)
 class PartitionTableStatus:
-    """State of one partition in its topic's table, at one moment.
+    """State of one partition in its topic's table.
 
     status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
     cleaner_offset: end (exclusive) of the offsets that the table shows.
-    tier_cleaner_offset: end (exclusive) of the offsets that the tier has cleaned, so that the table could show them.
-    lag_offsets: their difference; negative after a round was undone.
-    lag_ms: time since the first publication of a round that the table does not show; 0 if there is none.
-    undecoded: number of rows of whose key or value a part has no typed columns.
-    snapshots: number of the table's snapshots that can be read.
+    tier_cleaner_offset: end (exclusive) of the tier's cleaned offsets.
+    lag_offsets: negative after a round was undone.
+    lag_ms: since the first publication of a round that the table does not show; 0 if there is none.
     remains: why superseded snapshots and orphans remain; empty if they are deleted in time.
     """
 
@@ -152,9 +147,7 @@ class PartitionTableStatus:
 
 
 def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
-    """Return the state of a partition in its topic's table, if it has one. Raises StoreError, UsageError, and BadData if another program
-    has written into the table.
-    """
+    """Status of a partition with a table. Raises StoreError, UsageError, and BadData if another program has written into the table."""
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(partition.topic)
     if settings is None:
         return None
@@ -188,9 +181,9 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
 
 @dataclass(frozen=True)
 class IcebergDataFileHoldingRecordKey:
-    """A data file of a topic's table that has a row with a key.
+    """A data file that has a row with a key.
 
-    snapshots: ids of those that name the file. is_current: the current one is among them.
+    snapshots: that name the file. is_current: the current one is among them.
     partition: -1 if another program wrote the file. kept_because: why the snapshots do not expire; empty if they do.
     """
 
@@ -203,7 +196,7 @@ class IcebergDataFileHoldingRecordKey:
 
 
 def find_files_holding_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
-    """Return the data files with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
+    """In all snapshots. Raises StoreError, UsageError."""
     settings = tier.settings.outputs.iceberg.iceberg_table_settings(topic)
     if settings is None:
         return []
@@ -228,7 +221,6 @@ def find_files_holding_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> 
 
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
-    """Return a partition's state, its entry for a snapshot, and its slices, ascending."""
     state = tier.open_partition_log(partition).refresh()
     log_start = tier.first_readable_offset(state)
     return state, view_snapshot_entry(state, log_start), view_slices(state, log_start)
@@ -236,11 +228,6 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
 
 @dataclass(frozen=True)
 class _TableUpdateAttempt:
-    """One attempt to bring a partition's rows in its table up to date.
-
-    written: data files of this and earlier attempts that no snapshot names yet; None for slices without rows.
-    """
-
     tier: Tier
     partition: TopicPartition
     table: TopicTable
@@ -248,9 +235,9 @@ class _TableUpdateAttempt:
     written: dict[ViewSlice, DataFile | None]
 
     def try_commit(self) -> OutputReport | None:
-        """Commit the partition's changed rows, if any. Return None, without a commit, if the view has changed while files were written.
+        """Commit changed rows, if any. Return None, without a commit, if the view has changed while files were written.
 
-        Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
+        Raises TableChanged if another process has committed, LogChanged if the log was truncated meanwhile.
         """
         partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
@@ -303,7 +290,7 @@ class _TableUpdateAttempt:
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
     def _write_changed_slices(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> float:
-        """Write the files in ``plan.write`` that no earlier attempt has written, and check that no key occurs twice."""
+        """Files of earlier attempts are reused. No key may occur twice."""
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)
         limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
@@ -323,5 +310,5 @@ class _TableUpdateAttempt:
 
 
 def open_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> IcebergOutput:
-    """Return the output of [outputs.iceberg] (``outputs.OutputModule``). Its files are not written through our stores."""
+    """Output of [outputs.iceberg]. Its files are not written through our stores."""
     return IcebergOutput()

@@ -1,7 +1,7 @@
 """Plans of changes to an Iceberg table: which data files replace which. Pure.
 
-The compacted view of a partition lies between the log start and the cleaner offset. Each live segment contributes one slice of it, and each
-slice is one data file, whose name states the slice. A round that replaces segments therefore replaces exactly their files.
+The compacted view lies between log start and cleaner offset. Each live segment contributes one slice, and each slice is one data file,
+whose name states it. A round that replaces segments replaces exactly their files.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class FileOrigin(Enum):
 
 
 def marked_file_id(table_uuid: UUID, random_digits: str) -> UUID:
-    """Return a UUID of version 8 for the names of files of one table, which begins with the table's own first digits. A folder does not
-    tell whose its files are: a renamed table keeps its location, and another table may take the same one.
+    """UUID of version 8 for file names, which begins with the table's own first digits: a renamed table keeps its location, and another
+    table may take the same one.
 
     :param random_digits: 32 hexadecimal digits that no other file has.
     """
@@ -53,7 +53,7 @@ def marked_file_id(table_uuid: UUID, random_digits: str) -> UUID:
 
 
 def file_origin(name: str, table_uuid: UUID) -> FileOrigin:
-    """Return who wrote a data file, manifest or manifest list. Earlier versions gave data files a UUID of version 4."""
+    """Earlier versions gave data files a UUID of version 4."""
     is_data = (found := _FILE_NAME.fullmatch(name)) is not None
     if found is None and (found := _MANIFEST_NAME.fullmatch(name)) is None:
         return FileOrigin.OTHER
@@ -66,7 +66,7 @@ def file_origin(name: str, table_uuid: UUID) -> FileOrigin:
 
 
 class ViewSlice(NamedTuple):
-    """Part of the compacted view that lies in one segment. first, last: offsets, both inclusive."""
+    """Part of the compacted view in one segment. first, last: offsets, inclusive."""
 
     segment_id: str
     first: int
@@ -78,7 +78,7 @@ class ViewSlice(NamedTuple):
 
 
 class DataFileName(NamedTuple):
-    """Fields that the name of a data file states. incarnation: the topic's life from creation to deletion."""
+    """Fields of a data file's name. incarnation: the topic's life from creation to deletion."""
 
     partition: int
     incarnation: int
@@ -92,12 +92,12 @@ class DataFileName(NamedTuple):
         return cls(int(found[1]), int(found[2]), ViewSlice(found[5], int(found[3]), int(found[4])))
 
     def file_name_with_nonce(self, nonce: str) -> str:
-        """Return the file name. ``nonce``: 32 hexadecimal digits that no other file has."""
+        """Name with a nonce of 32 hexadecimal digits that no other file has."""
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
 class SnapshotReference(NamedTuple):
-    """A branch or tag of a table. max_age_ms: largest age of the snapshot that it names; None if it never expires."""
+    """A branch or tag of a table. max_age_ms: of the snapshot that it names; None if it never expires."""
 
     name: str
     snapshot_id: int
@@ -105,15 +105,14 @@ class SnapshotReference(NamedTuple):
 
 
 class PartitionEntryInSnapshot(StrictFrozenModel):
-    """Description of one partition's rows in a snapshot of the table.
+    """One partition's rows in a snapshot.
 
     log_start: first offset that readers may see.
     cleaner_offset: the rows are the last values of all keys below this offset.
-    leader_epochs: those below the cleaner offset with the first offset of each.
-    slot: position in the control log of the state that the rows show.
-    run: id of the latest round that the rows show.
+    leader_epochs: below the cleaner offset, with first offsets.
+    slot: position in the control log of the shown state.
     empty: slices without rows, which have no file.
-    checked: share of the written keys of which it was checked that they occur once.
+    checked: share of the written keys that were checked to occur once.
     """
 
     topic_id: str
@@ -128,13 +127,13 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
 
     @property
     def snapshot_ordering_key(self) -> SnapshotOrder:
-        """Numbers that must not decrease from one snapshot to the next. Brokers may raise the log start without a new record in the control
-        log, so that the slot stays the same.
+        """Must not decrease from one snapshot to the next. Brokers may raise the log start without a new record in the control log, so that
+        the slot stays the same.
         """
         return self.incarnation, self.slot, self.log_start
 
     def describes_same_rows(self, other: PartitionEntryInSnapshot) -> bool:
-        """Return whether both entries describe the same rows; not every record of the control log changes rows."""
+        """Not every record of the control log changes rows."""
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
@@ -144,9 +143,7 @@ def summary_key(partition: int) -> str:
 
 
 def parse_snapshot_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
-    """Parse a partition's entry in a snapshot's summary, if there is one. Raises BadData if it is invalid or was written by a newer
-    version.
-    """
+    """Raises BadData if it is invalid or was written by a newer version."""
     try:
         return PartitionEntryInSnapshot.model_validate_json(text) if text else None
     except ValidationError as error:
@@ -154,8 +151,8 @@ def parse_snapshot_entry(text: str | None, table_name: str) -> PartitionEntryInS
 
 
 def unfinished_round_end(state: PartitionState) -> int:
-    """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete. A round that was cut off
-    or undone in part has dropped values whose successors lie above the cleaner offset.
+    """Offset up to which a round must clean before the view is complete again; -1 if it is complete. A round that was cut off or undone in
+    part has dropped values whose successors lie above the cleaner offset.
     """
     needed = max(
         (
@@ -169,7 +166,7 @@ def unfinished_round_end(state: PartitionState) -> int:
 
 
 def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
-    """Return the slices of the compacted view, ascending by offset."""
+    """Slices of the compacted view, ascending."""
     end = first_dirty_offset_in(state.vector)
     slices = (
         ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live
@@ -178,7 +175,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
 
 
 def view_snapshot_entry(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
-    """Return the entry of a partition's compacted view. Its empty slices are known only after the files were written."""
+    """Entry of the compacted view. Empty slices are known only after the files were written."""
     end = max(first_dirty_offset_in(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]
     return PartitionEntryInSnapshot(
@@ -193,18 +190,17 @@ def view_snapshot_entry(state: PartitionState, log_start_offset: int) -> Partiti
 
 
 def foreign_rows_error(path: str) -> BadData:
-    """Return the error for a data file of another program, or for one of two files with the same rows."""
+    """For a data file of another program, or one of two files with the same rows."""
     hint = "Only this program may write into the table; roll it back to a snapshot before, or drop it to have it written anew"
     return BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
 
 
 @dataclass(frozen=True)
 class TableUpdatePlan:
-    """Changes that bring a partition's rows in its table up to a compacted view.
+    """Changes of a partition's data files.
 
-    keep, remove: paths of data files that stay, and that the next snapshot no longer names.
-    write: slices for which a file must be written.
-    empty: slices that are known to have no rows.
+    keep, remove: paths of data files.
+    empty: slices without rows.
     """
 
     keep: tuple[str, ...]
@@ -220,8 +216,8 @@ def plan_table_update(
     present_paths: Iterable[str],
     known_entry: PartitionEntryInSnapshot | None,
 ) -> TableUpdatePlan:
-    """Return the changes to a partition's files from the table's current snapshot (``present_paths``, ``known_entry``) to a view
-    (``view_entry``, ``slices``). Raises BadData if another program wrote a file, or two files have the same rows.
+    """Changes from the table's current snapshot (``present_paths``, ``known_entry``) to a view (``view_entry``, ``slices``). Raises BadData
+    if another program wrote a file, or two files have the same rows.
     """
     wanted = {DataFileName(partition, view_entry.incarnation, each) for each in slices}
     keep: dict[DataFileName, str] = {}
@@ -248,8 +244,8 @@ def plan_table_update(
 class SnapshotCommitTime:
     """Commit time of one snapshot of a table.
 
-    is_held: it must stay, because a branch or a tag names it, or it holds entries that no later one has.
-    parent_id: the snapshot that it followed; None if there was none or it has expired.
+    is_held: a branch or a tag names it, or it holds entries that no later one has.
+    parent_id: None if there was none or it has expired.
     """
 
     snapshot_id: int
@@ -259,9 +255,7 @@ class SnapshotCommitTime:
 
 
 def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
-    """Return the ids of the snapshots that may expire, and when the next one may.
-
-    A snapshot may expire ``keep_ms`` after its successor was committed, unless it is held. With a branch, it has several successors, and
+    """A snapshot may expire ``keep_ms`` after its successor was committed, unless it is held. With a branch, it has several successors, and
     the last one counts. If it has none, because the table was rolled back, the next snapshot of the table counts.
     """
     expired, next_ms = [], None
@@ -281,8 +275,8 @@ def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, 
 def split_expired_references(
     references: Iterable[SnapshotReference], made_ms: Mapping[int, int], now_ms: int
 ) -> tuple[set[str], int | None]:
-    """Return the names of the branches and tags that are older than they may become, and when the next one is. One is as old as the
-    snapshot that it names (``made_ms``: by id), as in Iceberg's own library. The branch ``main`` never expires.
+    """Names of the branches and tags that are older than they may become, and when the next one is. Age is that of the named snapshot
+    (``made_ms``: by id), as in Iceberg's own library. The branch ``main`` never expires.
     """
     due = {
         one.name: made_ms[one.snapshot_id] + one.max_age_ms + 1

@@ -1,7 +1,7 @@
-"""Access to one topic's Iceberg table: its files and snapshots, commits, expiry. pyiceberg writes all of the table's metadata.
+"""Access to one topic's Iceberg table. pyiceberg writes all of the table's metadata.
 
-A commit asserts the snapshot that it was planned from. pyiceberg would repeat a refused commit on top of the newer snapshot; the table's
-property ``commit.retry.num-retries = 0`` turns that off, because a change must be planned again from table and control log.
+A commit asserts the snapshot that it was planned from. pyiceberg would repeat a refused commit on the newer snapshot;
+``commit.retry.num-retries = 0`` turns that off, because a change must be planned again.
 """
 
 from __future__ import annotations
@@ -113,12 +113,11 @@ PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
 
 
 class TableChanged(Unavailable):
-    """Raised if a commit was refused because another process has committed to the table meanwhile."""
+    """Raised if another process has committed to the table meanwhile."""
 
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Convert catalog and file errors to TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
@@ -133,7 +132,7 @@ def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TopicTable:
-    """A topic's Iceberg table as it was last read. name: with its namespace."""
+    """A topic's Iceberg table as last read. name: with its namespace."""
 
     name: str
     table: Table
@@ -144,11 +143,11 @@ class TopicTable:
 
     @property
     def free_column_count(self) -> int:
-        """Number of columns that the table may still get, nested ones included."""
+        """Nested columns included."""
         return MAX_COLUMNS - len(self.table.schema().column_names)
 
     def add_columns(self, columns: pa.Schema) -> None:
-        """Add columns, or widen the table's own, by Iceberg's rules. Raises TableChanged."""
+        """Add or widen columns by Iceberg's rules. Raises TableChanged."""
         before = self.current_snapshot
         try:
             with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
@@ -167,14 +166,14 @@ class TopicTable:
         return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
 
     def copy_without_catalog(self) -> TopicTable:
-        """Return a copy with which another machine can write files."""
+        """For another machine that writes files."""
         table = self.table
         return TopicTable(
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
     def partition_entry(self, partition: int) -> PartitionEntryInSnapshot | None:
-        """Return a partition's entry in the latest snapshot of this program. Raises BadData."""
+        """From the latest snapshot of this program. Raises BadData."""
         properties = _snapshot_properties(self._latest_own_snapshot())
         return parse_snapshot_entry(properties.get(summary_key(partition)), self.name)
 
@@ -183,19 +182,17 @@ class TopicTable:
         return self.current_snapshot is not None and not _is_own_commit(self.current_snapshot)
 
     def is_partition_changed(self, partition: int) -> bool:
-        """Return whether the partition's files differ from those of the latest snapshot of this program. Raises BadData if another program
-        wrote rows or deletes of rows into the current snapshot, in any partition.
+        """Compared with the latest snapshot of this program. Raises BadData if another program wrote rows or deletes of rows into the
+        current snapshot, in any partition.
         """
         return self.is_changed_by_others and summary_key(partition) not in self._entries_of_unchanged_partitions()
 
     def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
-        """Return a partition's data files in the current snapshot, by path. Raises BadData if rows are deleted by position or by key, which
-        this program never does.
-        """
+        """In the current snapshot, by path. Raises BadData if rows are deleted by position or by key, which this program never does."""
         return self._scan_data_files(f"partition == {partition}", None)
 
     def _scan_data_files(self, row_filter: str | BooleanExpression, snapshot_id: int | None) -> dict[str, DataFile]:
-        """Return the data files of a snapshot (None: the current one), by path. Raises BadData if it has deletes of rows."""
+        """By path; None: the current snapshot. Raises BadData if it has deletes of rows."""
         deleted = BadData(
             "rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew"
         )
@@ -209,9 +206,7 @@ class TopicTable:
         return {task.file.file_path: task.file for task in tasks}
 
     def write_data_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
-        """Write rows, all batches with the same columns of the table, into a new data file, which no snapshot names yet. Return None, and
-        write nothing, if there are no rows.
-        """
+        """All batches have the same columns. Return None, and write nothing, if there are no rows."""
         first = next(batches, None)
         if first is None:
             return None
@@ -236,8 +231,8 @@ class TopicTable:
                 raise
 
     def _manifest_entry(self, path: str) -> DataFile:
-        """Return the manifest entry of a written file, without lowest and highest timestamp if one is after the year 9999, because
-        pyiceberg cannot convert such times. Raises UsageError if its rows have several values of a partition field.
+        """Lowest and highest timestamp are left out if one is after the year 9999, because pyiceberg cannot convert such times. Raises
+        UsageError if its rows have several values of a partition field.
         """
         metadata = self.table.metadata.model_copy(update={"properties": self.table.properties | PROPERTIES})
         without = {**metadata.properties, "write.metadata.metrics.column.timestamp": "counts"}
@@ -250,16 +245,16 @@ class TopicTable:
             raise UsageError(f"table {self.name}: {error}", hint="Remove the field from the table's partition spec") from error
 
     def read_file_keys(self, path: str) -> Iterator[pa.Array]:
-        """Yield the keys in a data file (large_binary). A file of another program's deletes has none."""
+        """Keys are of type large_binary. A file of another program's deletes has none."""
         with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["key"]) if "key" in file.schema_arrow.names else ():
                 yield batch.column(0).cast(pa.large_binary())
 
     def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        """Commit one snapshot that adds and removes files, on top of the one that was current when this table was read.
+        """Commit one snapshot on top of the one that was current when this table was read.
 
-        :param entries: new entries of partitions. Those of all others are copied, because the snapshot that holds them will expire, except
-            for partitions whose files another program has changed since.
+        :param entries: new ones. Those of other partitions are copied, because their snapshot will expire, unless another program has
+            changed their files since.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
         own = {summary_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
@@ -285,18 +280,15 @@ class TopicTable:
 
     @property
     def reason_to_keep_files(self) -> str:
-        """Why no snapshot expires and no file is deleted; empty: both may be. ``gc.enabled`` forbids both in Iceberg's own library, too,
-        because another table may use the files.
-        """
+        """Why no snapshot expires and no file is deleted. ``gc.enabled`` forbids both in Iceberg's own library, too."""
         value = self.table.properties.get("gc.enabled", "true")
         return "" if value.lower() == "true" else f"gc.enabled={value} keeps superseded snapshots and the files of killed writers"
 
     def expire_snapshots(self, keep_ms: int, now_ms: int) -> DeletedFileCountAndNextExpiryMs:
-        """Expire the snapshots that were superseded at least ``keep_ms`` ago, with the branches and tags that are older than their own
-        ``max-ref-age-ms``. Then delete the files that only these snapshots name: manifests, and data files that this program wrote.
-        Nothing expires if the table keeps all files.
+        """Expire the snapshots that were superseded at least ``keep_ms`` ago, and branches and tags older than their ``max-ref-age-ms``.
+        Then delete the files that only these name: manifests, and this program's data files.
 
-        :raises TableChanged: if a branch or tag that was set meanwhile names one of the snapshots, or another process has expired them.
+        :raises TableChanged: if a new branch or tag names one of the snapshots, or another process has expired them.
         """
         if self.reason_to_keep_files:
             return 0, None
@@ -336,7 +328,6 @@ class TopicTable:
         return old, expired, min((ms for ms in (next_ms, next_reference_ms) if ms is not None), default=None)
 
     def _commit_expiry(self, expired: set[int], old_references: set[str]) -> None:
-        """Remove snapshots, and branches and tags first."""
         known = {name: self.table.metadata.refs[name] for name in old_references}
         required = (_SnapshotsUnnamed(snapshot_ids=expired, known=known),)
         updates = [*(RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(old_references))]
@@ -350,8 +341,8 @@ class TopicTable:
             raise TableChanged(f"table {self.name} was changed meanwhile: {error}") from error
 
     def _snapshots_tagged_meanwhile(self, gone: Sequence[Snapshot], old_references: set[str]) -> list[Snapshot]:
-        """Return the expired snapshots that a branch or tag named before the expiry. A REST server does not know ``_SnapshotsUnnamed`` and
-        drops such a name; the files stay, so that the snapshot can be restored.
+        """Expired snapshots that a branch or tag named before the expiry. A REST server does not know ``_SnapshotsUnnamed`` and drops such
+        a name; the files stay, so that the snapshot can be restored.
         """
         if not isinstance(self.table.catalog, RestCatalog) or not self.table.metadata.metadata_log:
             return []
@@ -362,10 +353,10 @@ class TopicTable:
     def delete_orphan_files(self, partition: int, older_than_ms: int) -> DeletedFileCountAndYoungestMs:
         """Delete orphans (files that no snapshot names) that this program wrote for this table before ``older_than_ms``: data files of the
         partition, manifests, and metadata of commits that never took effect. A file of an earlier version, whose name does not tell its
-        table, is deleted if no other table has been at this table's location. Nothing is deleted if the table keeps all files.
+        table, is deleted if no other table has been at this table's location.
 
-        Call it only when the table shows the partition's current view: a slower process that is still writing an older view then fails to
-        commit, so that its files are not needed.
+        Call it only when the table shows the partition's current view: a slower process then fails to commit an older view, so that its
+        files are not needed.
         """
         io, provider = self.table.io, self.table.location_provider()
         if not isinstance(io, PyArrowFileIO) or self.reason_to_keep_files:
@@ -390,9 +381,7 @@ class TopicTable:
         return len(old), max((made_ms for _, _, made_ms in orphans if made_ms >= older_than_ms), default=None)
 
     def _origin_of_partition_file(self, name: str, partition: int) -> FileOrigin:
-        """Return who wrote a file, by its name or, if it is metadata, by its content. Data files of other partitions are OTHER: their
-        processes may still be writing.
-        """
+        """By name or, for metadata, by content. Data files of other partitions are OTHER: their processes may still be writing."""
         if (data := DataFileName.from_data_file_path(name)) is not None and data.partition != partition:
             return FileOrigin.OTHER
         if not name.endswith(".metadata.json"):
@@ -405,9 +394,7 @@ class TopicTable:
         return FileOrigin.THIS_TABLE if is_failed_commit else FileOrigin.OTHER
 
     def _is_alone(self, names: Iterable[str]) -> bool:
-        """Return whether all metadata files at the table's location are its own. Another table that has been there may have been renamed
-        and be in use.
-        """
+        """Return whether all metadata files at the location are the table's own. Another table may have been renamed and be in use."""
         if not self.table.properties.keys().isdisjoint({"write.data.path", "write.metadata.path"}):
             return False  # metadata of other tables with the same place for data may lie elsewhere
         found = [self._read_metadata_file(name) for name in names if name.endswith(".metadata.json")]
@@ -420,7 +407,7 @@ class TopicTable:
             return None
 
     def find_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
-        """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys in the file."""
+        """Yield (path, key, ids of the snapshots that name the file) for each of the keys in a data file."""
         with _convert_iceberg_errors(self.name):
             files = {one.snapshot_id: self._file_paths_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
@@ -430,15 +417,15 @@ class TopicTable:
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _latest_own_snapshot(self) -> Snapshot | None:
-        """Return the latest snapshot of this program; commits of others do not copy entries."""
+        """Commits of others do not copy entries."""
         snapshot = self.current_snapshot
         while snapshot is not None and not _is_own_commit(snapshot):
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
         return snapshot
 
     def _entries_of_unchanged_partitions(self) -> dict[str, str]:
-        """Return the entries in the latest snapshot of this program, except of partitions whose files another program has removed since.
-        Raises BadData if another program has added rows or deletes since, in any partition: the table then shows rows that no topic has.
+        """From the latest snapshot of this program, without partitions whose files another program has removed since. Raises BadData if
+        another program has added rows or deletes since, in any partition.
         """
         own = self._latest_own_snapshot()
         entries = {key: text for key, text in _snapshot_properties(own).items() if key.startswith(ENTRY_PREFIX)}
@@ -450,9 +437,7 @@ class TopicTable:
         return {key: text for key, text in entries.items() if int(key.removeprefix(ENTRY_PREFIX)) not in changed}
 
     def _own_paths_by_partition(self, snapshot_id: int | None) -> dict[int, set[str]]:
-        """Return the paths of a snapshot's data files (None: the current one). Raises BadData if another program wrote one of them, or
-        deleted rows.
-        """
+        """Paths in a snapshot (None: the current one). Raises BadData if another program wrote one of them, or deleted rows."""
         paths: dict[int, set[str]] = defaultdict(set)
         for path in self._scan_data_files(AlwaysTrue(), snapshot_id):
             if (name := DataFileName.from_data_file_path(path)) is None:
@@ -475,9 +460,7 @@ class TopicTable:
 
 
 class _SnapshotsUnnamed(ValidatableTableRequirement):
-    """Requirement that only known branches and tags name certain snapshots. pyiceberg would remove a name that was set after the expiry was
-    planned together with the snapshot.
-    """
+    """Requirement that only known branches and tags name certain snapshots: pyiceberg would remove a later name with the snapshot."""
 
     type: Literal["assert-snapshots-unnamed"] = "assert-snapshots-unnamed"
     snapshot_ids: set[int]
@@ -492,7 +475,7 @@ class _SnapshotsUnnamed(ValidatableTableRequirement):
 
 
 class _SnapshotAddingAndRemovingFiles(_OverwriteFiles):
-    """Snapshot without manifests that list no file any more, as in Iceberg's own library; pyiceberg would carry them over for ever."""
+    """Snapshot without manifests that list no file any more, which pyiceberg would carry over for ever."""
 
     @override
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
@@ -508,9 +491,9 @@ def open_table_loader(
     create_if_missing: bool,
     before_creation: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[], TopicTable | None]]:
-    """Yield a function that reads a topic's table at each call; it returns None if there is no table.
+    """Yield a function that reads a topic's table, None if there is none.
 
-    :param before_creation: called before a missing table is created, and may raise an error.
+    :param before_creation: may raise an error.
     :raises UsageError: if the table is another topic's or another tier's, or does not have the columns of this program.
     """
     with _convert_iceberg_errors(settings.table):
@@ -524,7 +507,7 @@ def open_table_loader(
 
 
 def _load_catalog(settings: IcebergTableSettings) -> Catalog:
-    """Return the catalog. A new SQL catalog makes its two tables first, unless another process makes them meanwhile."""
+    """A new SQL catalog makes its two tables first, unless another process makes them meanwhile."""
     name, properties = str(settings.catalog.get("name", "compacted")), _catalog_properties(settings)
     for _ in range(2):
         with suppress(OperationalError, ProgrammingError, IntegrityError):  # "table already exists", in the words of each database

@@ -63,7 +63,7 @@ class PartitionImportResult:
 
 
 def has_partition_directories(path: Path) -> bool:
-    """Return whether a directory contains partition directories and no segments itself. Raises UsageError if it cannot be read."""
+    """False if it contains segments itself. Raises UsageError if it cannot be read."""
     try:
         entries = list(path.iterdir()) if path.is_dir() else []
         return not any(_SEGMENT.fullmatch(entry.name) for entry in entries) and any(
@@ -74,7 +74,7 @@ def has_partition_directories(path: Path) -> bool:
 
 
 def partition_of_directory(log_dir: Path) -> TopicPartition | None:
-    """Return the partition that a directory, or a symbolic link itself, is named after, or None."""
+    """Partition that a directory, or a symbolic link itself, is named after."""
     try:
         return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
@@ -82,7 +82,7 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
 
 
 def is_topic_chosen(topic: str, topic_regexes: Sequence[str], topics_in_tier: Container[str] = ()) -> bool:
-    """Return whether a regular expression for whole topic names chooses a topic."""
+    """Regular expressions match whole topic names."""
     matching = [regex for regex in topic_regexes if re.fullmatch(regex, topic)]
     if not is_internal_topic_name(topic):
         return bool(matching)
@@ -99,9 +99,7 @@ def is_internal_topic_name(name: str) -> bool:
 
 
 def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a function that tells whether a topic matches an expression for whole names (None: all). Raises UsageError for an invalid
-    expression.
-    """
+    """Expression for whole names (None: all). Raises UsageError if it is invalid."""
     try:
         wanted = re.compile(topic_regex) if topic_regex is not None else None
     except re.error as error:
@@ -114,8 +112,8 @@ def topic_name_filter(topic_regex: str | None) -> Callable[[TopicPartition], boo
 def list_partition_directories(
     root: Path, topic_regex: str | None = None, topics_in_tier: Container[str] = ()
 ) -> list[tuple[TopicPartition, Path]]:
-    """Return the partition directories that ``is_topic_chosen`` chooses, sorted. Those that a broker is creating or deleting have other
-    names and are left out. Raises UsageError for an invalid expression.
+    """Directories that ``is_topic_chosen`` chooses, sorted, without those that a broker is creating or deleting. Raises UsageError for an
+    invalid expression.
     """
     topic_name_filter(topic_regex)  # refuses what is no expression
     regexes = [ALL_TOPICS if topic_regex is None else topic_regex]
@@ -129,7 +127,7 @@ Source = TypeVar("Source")
 
 
 class CatalogChangeBatcher:
-    """Writer of catalog records for several threads: changes that arrive while one record is written are combined in the next one."""
+    """Writer of catalog records for several threads: changes that arrive meanwhile are combined in the next record."""
 
     def __init__(self, publish: Callable[[Mapping[TopicPartition, int]], None]) -> None:
         self._say = publish
@@ -138,7 +136,7 @@ class CatalogChangeBatcher:
         self._waiting: list[tuple[TopicPartition, int, Future[None]]] = []
 
     def record_partition_change(self, partition: TopicPartition, slot: int) -> None:
-        """Return once the catalog records that a control log has reached a slot; raises the error of the append."""
+        """Return once the catalog records that a control log has reached a slot."""
         reported: Future[None] = Future()
         with self._changed:
             self._waiting.append((partition, slot, reported))
@@ -168,8 +166,8 @@ def import_partitions(
     max_parallel: int,
     on_partition: Callable[[PartitionImportResult], None],
 ) -> list[PartitionImportResult]:
-    """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
-    ``on_partition`` is called by one thread at a time.
+    """Return results in order. A partition that fails does not stop the others (isolation, I9). ``on_partition`` is called by one thread at
+    a time.
     """
     one_at_a_time = threading.Lock()
     changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
@@ -201,10 +199,9 @@ def import_partition_directories(
     on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImportResult]:
-    """Import several partition directories at a time, each with one thread, because a small one mostly waits for the store. Large imports
-    run one at a time beside them.
+    """Several at a time, each with one thread, because a small one mostly waits for the store. Large imports run one at a time.
 
-    :param on_bytes: receives the size of each new segment twice: when it was checked and when it was uploaded.
+    :param on_bytes: receives the size of each new segment twice: checked and uploaded.
     """
     options = replace(options, may_be_empty=True)
 
@@ -238,9 +235,7 @@ def import_tier(
     on_partition: Callable[[PartitionImportResult], None] = lambda done: None,
     on_bytes: Callable[[TopicPartition, int], None] = lambda name, size: None,
 ) -> list[PartitionImportResult]:
-    """Import partitions of another tier, several at a time (``daemon.threads``). ``on_bytes``: as for directories. Raises UsageError if
-    both tiers are the same.
-    """
+    """Several at a time (``daemon.threads``). ``on_bytes``: as for directories. Raises UsageError if both tiers are the same."""
     if source.ports.layout.url == target.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {target.ports.layout.url}", hint="--config is where the segments go")
     threads = target.settings.daemon.threads
@@ -255,9 +250,7 @@ def import_tier(
 
 
 class _PartitionImportFromTier:
-    """Import of one partition from another tier, a few downloaded segments at a time. threads: number of imports that share the disk
-    budget.
-    """
+    """Import of one partition, a few downloaded segments at a time. threads: number of imports that share the disk budget."""
 
     def __init__(
         self,
@@ -341,8 +334,8 @@ class _PartitionImportFromTier:
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
     def _download_segments(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
-        """Download segments, those at the seam (where the log continues the tier) first. Raises OutOfBudget if there is no space for a new
-        one beside those.
+        """Segments at the seam (where the log continues the tier) come first. Raises OutOfBudget if there is no space for a new one beside
+        these.
         """
         total, count, new = 0, 0, 0
         for segment in segments:
@@ -387,8 +380,8 @@ class _PartitionImportFromTier:
 
 
 def _first_offset_to_download(state: PartitionState, last_kept_offset: int) -> int:
-    """Return the start of the tail (the target's last batches, by which the log is recognised), or the target's end. If the target's end is
-    to be cut, return the start of the segment with the last offset that stays, whose records are compared.
+    """Start of the tail (the target's last batches), or the target's end. If the end is to be cut, the start of the segment with the last
+    offset that stays, whose records are compared.
     """
     if last_kept_offset < state.end_offset:
         return next((segment.start_offset for segment in state.live if segment.end_offset >= last_kept_offset), 0)
@@ -406,7 +399,7 @@ def _is_interrupted_transfer(state: PartitionState, source_state: PartitionState
 
 
 def _delete_downloaded_segments_below(folder: Path, offset: int) -> None:
-    """Delete the downloaded segments that the tier has by now; the seam is after them."""
+    """The seam is after the downloaded segments that the tier has by now."""
     for path in list(folder.iterdir()):
         if int(path.name[:20]) < offset:
             path.unlink()

@@ -2,8 +2,8 @@
 
     list -> open from the tier's end on -> same log? -> check -> upload and record (imports.staged_files)
 
-The position is the last offset of the control log plus one, never taken from a file's name. Everything that one import adds is read and
-checked before anything of it is written.
+The position is the last offset of the control log plus one, never taken from a file's name. Everything is read and checked before anything
+is written.
 """
 
 from __future__ import annotations
@@ -106,27 +106,25 @@ from compactor.upkeep.log_root import CLEANED
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Options for the import of a log directory.
+    """Options of an import.
 
-    live: a broker writes to the directory, so its newest segment is left out.
-    gaps: gaps are expected, because the log was compacted before.
-    accept_truncation: discard the records that a later leader has discarded, as the broker's leader epochs show.
-    accept_loss: discard them even if rounds beyond the truncation can no longer be undone, so that keys lose their last value. Also
-        continue from a log that was compacted beyond the tier's end, so that deleted keys may stay in the tier.
-    continues_cleaned_source: the tier has all of its segments from the same compacted log, or none. Then the log may be compacted beyond
-        the tier's end.
-    accept_erased: bring back what may hold values that were erased (`erasure --expedite`).
-    below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
-    lineage: the broker's leader epochs, if more are known than the directory's checkpoint file has.
-    older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
-    topic_id: None to read it from the directory, which is then a broker's.
-    refill: import into a partition although it was deleted from the tier.
-    fetched_from: batches before this offset were not fetched; a gap before it is no error.
-    rewritten: the log was compacted before this offset, so that its batches there differ from the broker's.
-    log_start: if known; used only by the first import of a partition.
-    held: the live log's staged files, if the caller holds them open.
+    live: a broker writes to the directory: its newest segment is left out.
+    gaps: the log was compacted before, so that it has gaps.
+    accept_truncation: discard what a later leader has discarded, by the broker's leader epochs.
+    accept_loss: even if rounds beyond the truncation can no longer be undone (keys lose their last value), or the log was compacted beyond
+        the tier's end (deleted keys may stay in the tier).
+    continues_cleaned_source: the tier has all of its segments from the same compacted log, which may be compacted beyond the tier's end.
+    accept_erased: bring back segments that may hold erased values (`erasure --expedite`).
+    below: exclusive bound, such as the high watermark.
+    lineage: the broker's leader epochs, if more than in the directory's checkpoint file.
+    older: import segments before the tier's start.
+    topic_id: None to read it from a broker's directory.
+    refill: although the partition was deleted from the tier.
+    fetched_from: batches before this offset were not fetched: a gap is no error.
+    rewritten: the log was compacted before this offset: batches differ from the broker's.
+    log_start: used only by the first import of a partition.
     opening: who may say that the topic was created again.
-    staged_problem: returns why a staged file with missing offsets is refused; empty: it is not.
+    staged_problem: returns why a staged file is refused; empty: it is not.
     """
 
     live: bool = False
@@ -151,9 +149,7 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Segments, records and bytes that were added. If none were, the start offset is the tier's end + 1, and the end offset (inclusive) the
-    tier's end.
-    """
+    """The end offset is inclusive. If nothing was added, it is the tier's end, and the start offset follows it."""
 
     segments: int
     bytes: int
@@ -168,7 +164,7 @@ class ImportReport:
 
 @dataclass(frozen=True)
 class ImportProgressCallbacks:
-    """Progress of an import. at: a step begins, with its name and its number of bytes. advance: bytes done since the last call."""
+    """Progress of an import. at: a step begins, with its number of bytes. advance: bytes done since the last call."""
 
     at: Callable[[str, int], None] = lambda step, size: None
     advance: Callable[[int], None] = lambda size: None
@@ -178,7 +174,7 @@ class ImportProgressCallbacks:
 class ImportResources:
     """Resources that imports of one process share.
 
-    note_change: announces a changed partition in the tier's catalog.
+
     large: lock that is held while more than LARGE_BYTES are imported.
     """
 
@@ -206,10 +202,10 @@ def import_directory(
     options: ImportOptions | None = None,
     shared: ImportResources | None = None,
 ) -> ImportReport:
-    """Import the segments of a log directory that the tier does not have, and return what was added.
+    """Import the segments of a log directory that the tier does not have.
 
     :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
-    :raises BadData: if a segment is corrupt, there is a gap, or the directory has another log or a discarded tail. The tier is unchanged.
+    :raises BadData: if a segment is corrupt, or there is a gap, another log or a discarded tail. The tier is unchanged.
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: the next attempt finds uploaded objects again, or a sweep deletes them.
     """
@@ -256,7 +252,7 @@ class _DirectoryImport:
     telling: threading.Lock = field(default_factory=threading.Lock)
 
     def import_new_segments(self) -> ImportReport:
-        """Import the directory's new segments. Raises FileNotFoundError if a listed segment was deleted."""
+        """Raises FileNotFoundError if a listed segment was deleted."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
         found = list_log_segments(self.log_dir, is_written_by_broker=self.options.live)
@@ -310,9 +306,7 @@ class _DirectoryImport:
         return self._build_import_report()
 
     def _first_offset_to_read(self, state: PartitionState) -> int:
-        """Return the start of the tail (the tier's last batches, by which the log is recognised), else the tier's end offset, or the log
-        start if the tier is empty.
-        """
+        """Start of the tail (the tier's last batches), else the tier's end offset, or the log start if the tier is empty."""
         if not state.has_segments:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
@@ -328,9 +322,7 @@ class _DirectoryImport:
         )
 
     def _first_uncleaned_offset(self, listing: SegmentListing) -> int:
-        """Return the first offset that no log cleaner has cleaned, by the broker's checkpoint or the first sign in a sealed segment, which
-        lies after every staged file.
-        """
+        """Taken from the broker's checkpoint or the first sign in a sealed segment."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         for part in self._split_listing(listing):
             signs = find_cleaning_signs(self._open_listed_segments(part))
@@ -339,8 +331,8 @@ class _DirectoryImport:
         return cleaned
 
     def _require_local_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if the log is empty because its broker has moved all records to its remote storage (KIP-405), so that the import
-        would say that nothing is new. If only the log's beginning was moved, or gaps are accepted, add a note.
+        """Raise BadData if the broker has moved all records to its remote storage (KIP-405). If only the log's beginning was moved, or gaps
+        are accepted, add a note.
         """
         log_start = read_checkpointed_log_start(self.log_dir, self.partition)
         bases = (*listing.bases, *([] if listing.end is None else [listing.end]))
@@ -367,9 +359,9 @@ class _DirectoryImport:
     def _append_batches(
         self, listing: SegmentListing, listing_part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
-        """Import the batches of ``listing_part`` after the tier's end. Return whether the bound (``options.below``) was reached.
+        """Return whether the bound (``options.below``) was reached.
 
-        :param state: state for which the part was chosen; the import is refused if the control log has changed since.
+        :param state: the import is refused if the control log has changed since.
         :param diverged: where the log lacks a leader epoch that the tier expects after its end.
         """
         sources = self._open_listed_segments(listing_part)
@@ -400,7 +392,7 @@ class _DirectoryImport:
     def _build_segment_addition(
         self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
-        """Return the data to record. Without a lineage of the log, the tier's is extended by that of the batches."""
+        """Without a lineage of the log, the tier's is extended by that of the batches."""
         sources = [member.source for member in new_segments]
         lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
@@ -424,7 +416,7 @@ class _DirectoryImport:
         return open_listed_segments(listing, self.policy, is_written_by_broker=self.options.live)
 
     def _split_listing(self, listing: SegmentListing) -> Iterator[SegmentListing]:
-        """Yield the listing of a live log in parts that fit into memory, because its files are read."""
+        """The files of a live log are read, so that each part must fit into memory."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _size_lock(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
@@ -433,7 +425,7 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the divergence. Raises BadData if the options do not permit to discard the data that a later leader has discarded."""
+        """Raises BadData if the options do not permit to discard the data that a later leader has discarded."""
         if not state.has_segments:
             return None
         lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
@@ -485,9 +477,9 @@ class _DirectoryImport:
         self.cleaned_to = max(self.cleaned_to, cleaned)
 
     def _require_no_cleaning_signs(self, file_parts: Sequence[SegmentFilePart], offset: int) -> None:
-        """Raise BadData if batches show that the log was compacted after ``offset``: a follower has fetched them from a leader whose log
-        was cleaned, or the broker's checkpoint was not copied. Missing offsets at the ends of segments alone are left to
-        ``require_no_offset_gaps``, because a lost segment file leaves the same.
+        """Raise BadData if batches show that the log was compacted after ``offset``: the leader's log was cleaned, or the broker's
+        checkpoint was not copied. Missing offsets at the ends of segments alone are left to ``require_no_offset_gaps``, because a lost
+        segment file leaves the same.
         """
         signs = find_cleaning_signs([piece.source for piece in file_parts])
         if all(sign.kind == "boundary" for sign in signs):
@@ -503,9 +495,7 @@ class _DirectoryImport:
         self.cleaned_to = max(self.cleaned_to, end)
 
     def _require_accepted_compaction(self, error: BadData, offset: int, cleaned_to: int) -> None:
-        """Raise ``error``, which says that the log was compacted beyond ``offset``, unless all of the tier comes from the log as it was
-        compacted then, or a person has accepted the loss.
-        """
+        """Raise ``error`` unless all of the tier comes from the log as compacted then, or a person has accepted the loss."""
         # A first import may take a compacted log in several parts: the part of the log below ``source_cleaned_to`` was compacted before its
         # first segment came in, together with all that its tombstones delete. Beyond that, the tier's last batches must have come from a
         # compacted log, and the directory must still hold all records of the tier: then the two are one log. This is not enough for the
@@ -557,7 +547,7 @@ class _DirectoryImport:
     # --- a truncated log ---
 
     def _replace_discarded_tier_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
-        """Replace the discarded data by the first segments of the broker's new branch, after all of the branch was read and checked."""
+        """All of the broker's new branch is read and checked first."""
         offset, end = diverged.offset, state.end_offset
         same: int = self._has_equal_tail(listing, state, offset)
         self.identity.require_same_log(same, self._count_equal_records_below, cut_offset=offset)
@@ -577,8 +567,8 @@ class _DirectoryImport:
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
-        """Read and check all batches from ``offset`` on. Return those to record together with the cut: the listing's first part with data,
-        below ``options.below``.
+        """Check all batches from ``offset`` on. Return those to record together with the cut: the first part with data, below
+        ``options.below``.
         """
         first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
@@ -601,7 +591,7 @@ class _DirectoryImport:
         return first or []
 
     def _replace_tier_end(self, file_parts: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
-        """Cut the tier at ``offset`` and add the first segments of the new branch, in one record."""
+        """Cut the tier and add the first segments of the new branch, in one record."""
         state, layout = self.log.state, self.tier.ports.layout
         place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
         head = segment_head_before_offset(self.tier, state, offset, self.policy, scratch)
@@ -626,7 +616,7 @@ class _DirectoryImport:
     def _file_parts_without_gap(
         self, state: PartitionState, last_tier_offset: int, file_parts: list[SegmentFilePart]
     ) -> list[SegmentFilePart]:
-        """Return the file parts so that the first covers an allowed gap after ``last_tier_offset``. Raises BadData for any other gap."""
+        """The first returned part covers an allowed gap. Raises BadData for any other gap."""
         first = file_parts[0].source
         if not state.has_segments or first.base == last_tier_offset + 1:
             return file_parts
@@ -704,13 +694,12 @@ class _DirectoryImport:
         return checked
 
     def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
-        """Return a builder without Bloom filter, for the number of keys and the outcomes of transactions."""
+        """Builder without Bloom filter."""
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
         return SidecarBuilder(source, None, self._hash_key(), counts_distinct_keys=True)
 
     def _hash_key(self) -> bytes:
-        """Return the tier's hash key, or that with which this import will create the tier."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
         self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)
@@ -719,9 +708,7 @@ class _DirectoryImport:
     def _upload_and_record_segments(
         self, new_segments: list[SegmentToImport], addition: SegmentAddition, tier_lineage: Lineage, head: SegmentToImport | None = None
     ) -> None:
-        """Upload segments and record them. ``tier_lineage``: as far as they continue it; ``head``: the rest of a segment that a truncation
-        cuts.
-        """
+        """Upload and record. ``tier_lineage``: as far as the segments continue it; ``head``: the rest of a cut segment."""
         if not addition.cut and not self.options.accept_erased:
             self._require_values_erased(new_segments)
         # The broker's cleaner may have run while the segments were read.
@@ -741,8 +728,8 @@ class _DirectoryImport:
             self.done += new_segments
 
     def _require_values_erased(self, new_segments: Sequence[SegmentToImport]) -> None:
-        """Raise BadData if the segments may bring erased values back: the partition was deleted from the tier, or they precede what it has,
-        and an erasure of the topic is recorded. What continues the tier comes after the tombstones of erased keys.
+        """Raise BadData if the segments may bring erased values back: an erasure is recorded, and the partition was deleted from the tier
+        or the segments precede it. Later segments follow the tombstones of erased keys.
         """
         state = self.log.state
         if new_segments[0].start > state.end_offset if state.has_segments else not state.deleted_slot:

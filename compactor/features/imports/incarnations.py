@@ -1,13 +1,12 @@
-"""Choice of the incarnation (a topic's life under one topic id) that a log belongs to, before anything is imported from it. The rule is
-``control.incarnations``.
+"""Choice of the incarnation (a topic's life under one topic id) that a log belongs to. The rule is ``control.incarnations``.
 
     the tier's log has the same id      -> that log
     its recorded successor              -> the next incarnation, which is opened
     superseded                          -> refused
     another id                          -> refused while records are equal (``topics adopt``), else as the cluster or a person says
 
-The record *topic recreated* in the tier-wide log comes first, and only one of several successors counts. Then the new log is opened for its
-topic id. An import that stops in between is continued by the next one.
+The record *topic recreated* in the tier-wide log comes first, and only one of several successors counts. Then the new log is opened. The
+next import continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ if the user may not read them. Raises StoreError."""
 
 @dataclass(frozen=True)
 class TopicRecreationConfirmationSources:
-    """Sources that may confirm that a topic was deleted and created again.
-
-    ask: requests topic ids from the configured cluster; None if none is configured.
-    by_hand: a person has confirmed it for everything that is imported.
-    """
+    """Sources that may confirm that a topic was deleted and created again. by_hand: a person has confirmed it."""
 
     ask: TopicIdsQuery | None = None
     by_hand: bool = False
@@ -66,13 +61,12 @@ def find_or_open_incarnation(
     confirmation: TopicRecreationConfirmationSources,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
-    """Return the incarnation to which a log of this topic id belongs: that of ``state``, or another, which is opened if it does not exist
-    yet.
+    """Incarnation of a log of this topic id: that of ``state``, or another, which is opened if it does not exist.
 
-    :param state: of the latest incarnation, just read from the control log.
-    :param count_equal_records: compares the last records that both logs have; raises BadData if one differs.
-    :raises BadData: if a later topic has superseded this one; or if the topic is unknown to the tier, and neither the cluster nor a person
-        confirms that it replaces the tier's topic.
+    :param state: of the latest incarnation, just read.
+    :param count_equal_records: compares the last records of both logs; raises BadData if one differs.
+    :raises BadData: if a later topic has superseded this one; or neither the cluster nor a person confirms that an unknown topic replaces
+        the tier's.
     """
     former = tier.catalog.state.superseded.get(state.topic, {})
     is_new = not (state.topic_id or state.has_segments or state.deleted_slot)  # looked at again once it is listed
@@ -105,14 +99,14 @@ def find_or_open_incarnation(
 
 
 def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
-    """Raise BadData if the catalog, as last read, records that a later topic has replaced the one with this topic id."""
+    """Raise BadData if the catalog, as last read, has a successor of this topic id."""
     former = tier.catalog.state.superseded.get(state.topic, {})
     if topic_id in former:
         raise _superseded_topic_error(state, topic_id, former, id_source)
 
 
 def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery) -> None:
-    """Record in the catalog which cluster has these topics (ids by name), except those that it does not have now. Raises StoreError."""
+    """Record which cluster has these topics (ids by name), except those that it does not have now. Raises StoreError."""
     unknown = {topic: given for topic, given in topic_ids.items() if given and given not in catalog.state.topic_clusters}
     if not unknown:
         return
@@ -130,9 +124,8 @@ def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicI
 def record_settings_of_topics(
     catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: TopicIdsQuery, ask_settings: TopicSettingsQuery
 ) -> list[str]:
-    """Record in the catalog the compaction settings of these topics (ids by name) in their cluster, as far as they have changed, for
-    processes without brokers. Topics that the cluster does not have now are left out. Return those whose settings may not be read; their
-    record stays. Raises StoreError.
+    """Record changed compaction settings of these topics (ids by name). Topics that the cluster does not have now are left out. Return
+    those whose settings may not be read; their record stays. Raises StoreError.
     """
     named = sorted(topic for topic, given in topic_ids.items() if given)
     answer = ask(named) if named else ClusterTopicIds("", {})
@@ -163,9 +156,7 @@ def unreadable_settings_message(topics: Sequence[str]) -> str:
 
 
 def _has_equal_last_records(count_equal_records: Callable[[], int]) -> bool:
-    """Return whether both logs have equal last records. Raises BadData if they cannot be read, because damage does not show that the logs
-    differ.
-    """
+    """Raises BadData if records cannot be read: damage does not show that the logs differ."""
     try:
         return count_equal_records() > 0
     except BadData as error:
@@ -182,9 +173,7 @@ def _record_topic_recreation(
     confirmation: TopicRecreationConfirmationSources,
     holder: str,
 ) -> None:
-    """Record that this topic id replaces the tier's current one. Raises BadData if neither the cluster nor a person confirms that, or if
-    the cluster still has the tier's topic.
-    """
+    """Raises BadData if neither the cluster nor a person confirms the recreation, or the cluster still has the tier's topic."""
     former_id = newest_successor_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
     reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
@@ -208,8 +197,8 @@ def _record_topic_recreation(
 
 
 def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: TopicIdsQuery | None) -> TopicId:
-    """Record that a topic name means a superseded topic id again, because the id was superseded by mistake (`import --new-incarnation` of a
-    stale directory). Return the id that it meant, whose incarnations stay readable by their number.
+    """Record that a topic name means a superseded topic id again (after `import --new-incarnation` of a stale directory). Return the id
+    that it meant; its incarnations stay readable by number.
 
     :raises UsageError: if a cluster has confirmed that the topic was deleted and created again. Raises StoreError.
     """
@@ -241,9 +230,7 @@ def reinstate_superseded_topic(tier: Tier, topic: str, topic_id: TopicId, ask: T
 
 
 def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, reason: str) -> BadData:
-    """Return the error for a log of another topic than the tier's. ``reason``: empty if neither the cluster nor a person confirmed the
-    recreation.
-    """
+    """Parameter ``reason``: empty if neither the cluster nor a person confirmed the recreation."""
     return BadData(
         f"this is the log of topic id {topic_id}, and the tier has {state.topic_partition} of topic id {state.topic_id}:"
         " the topic was deleted and "

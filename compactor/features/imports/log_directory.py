@@ -1,4 +1,4 @@
-"""A Kafka log directory as segments of the tier: which segments there are, what offsets each covers, and every check of them.
+"""A Kafka log directory as segments of the tier.
 
 The directory is only read. Data that a later round could not read is refused here (``check_file_parts``).
 """
@@ -65,15 +65,15 @@ from compactor.upkeep.log_root import CLEANED, LOG_STARTS
 
 
 def read_broker_cleaner_offset(partition_dir: Path, partition: TopicPartition) -> int:
-    """Return the first offset that the broker's own log cleaner has not cleaned; 0 if none is recorded. The checkpoint file lies in the
-    parent of ``partition_dir``; ``partition`` counts if the directory's name is not a partition's. Raises UsageError if the file cannot
-    be read, BadData if it is not a checkpoint file.
+    """First offset that the broker's log cleaner has not cleaned; 0 if none is recorded. The checkpoint file lies in the parent of
+    ``partition_dir``; ``partition`` counts if the directory's name is no partition's. Raises UsageError if the file cannot be read, BadData
+    if it is not a checkpoint file.
     """
     return _read_checkpointed_offset(partition_dir, partition, CLEANED) or 0
 
 
 def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int:
-    """Return ``read_checkpointed_log_start``, or 0 if the log starts with its first segment."""
+    """Same as ``read_checkpointed_log_start``, or 0 if the log starts with its first segment."""
     return read_checkpointed_log_start(partition_dir, partition) or 0
 
 
@@ -101,11 +101,11 @@ def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, fi
 
 
 class CleaningSign(NamedTuple):
-    """Sign in a log's batches that a log cleaner has removed records.
+    """Sign that a log cleaner has removed records.
 
-    kind: ``missing``: offsets inside a segment. ``boundary``: offsets at the end of a segment, as if a segment file is lost.
-        ``incomplete``: records of a batch. ``horizon``: the batch has a delete horizon, which only cleaners set.
-    first, last: the missing offsets, or those of the batch; inclusive.
+    kind: ``missing``: offsets inside a segment. ``boundary``: at its end, as if a segment file is lost. ``incomplete``: records of a batch.
+        ``horizon``: the batch has a delete horizon, which only cleaners set.
+    first, last: missing offsets, or the batch's; inclusive.
     """
 
     kind: Literal["missing", "boundary", "incomplete", "horizon"]
@@ -115,11 +115,11 @@ class CleaningSign(NamedTuple):
 
 
 def find_cleaning_signs(sources: Sequence[SourceSegment]) -> list[CleaningSign]:
-    """Return the signs that a log cleaner has removed records from consecutive segments, ascending.
+    """Signs in consecutive segments, ascending.
 
     1. A broker gives consecutive offsets to the records that it appends (UnifiedLog.append), so missing offsets were removed.
     2. That a log begins late is no sign, because retention deletes its beginning.
-    3. Nor is a zero-byte segment at the end; but where later batches follow, the cleaner has removed all that the segment held.
+    3. Nor is a zero-byte segment at the end; before later batches, the cleaner has emptied it.
     4. Offsets before a compressed batch of v0 or v1 are not known to be missing: its header does not state its first offset.
     """
     found: list[CleaningSign] = []
@@ -166,7 +166,7 @@ def describe_cleaning_signs(signs: Sequence[CleaningSign]) -> str:
 def require_not_compacted_beyond(
     partition: TopicPartition, continuation_offset: int, first_uncleaned_offset: int, *, cleaned_by: str, source_name: str
 ) -> None:
-    """Raise BadData if a log was compacted beyond ``continuation_offset``, because deleted keys could then come back.
+    """Raise BadData if a log was compacted beyond ``continuation_offset``: deleted keys could come back.
 
     :param continuation_offset: the tier's end + 1, or where its end is cut; 0 for an empty tier, in which no value can come back.
     """
@@ -176,7 +176,6 @@ def require_not_compacted_beyond(
 
 
 def compacted_log_error(partition: TopicPartition, continuation_offset: int, what: str, source_name: str) -> BadData:
-    """Return the error for a log that was compacted beyond ``continuation_offset``. ``what``: what shows it, for the message."""
     error = BadData(
         f"{what}, and the tier ends at {continuation_offset - 1}: tombstones may be missing that delete keys in the tier, and markers that"
         " abort transactions in it",
@@ -206,7 +205,7 @@ def staged_segment_path(log_dir: Path, base_offset: int) -> Path:
 
 @contextmanager
 def convert_directory_errors(log_dir: Path) -> Iterator[None]:
-    """Convert system errors to UsageError, except those of a full disk."""
+    """System errors become UsageError, except those of a full disk."""
     try:
         yield
     except OSError as error:
@@ -223,8 +222,8 @@ _FLOCK = struct.Struct("hhqqi")
 
 
 def is_locked_by_broker(broker_dir: Path) -> bool:
-    """Return whether a process of this machine holds the lock of a broker's log directory, as a running broker does (LogManager, FileLock).
-    False where the system cannot tell: another host, no locks, or not Linux.
+    """Return whether a process of this machine holds the lock (LogManager, FileLock). False where the system cannot tell: another host, no
+    locks, or not Linux.
     """
     # The lock is queried and never taken, because a broker that starts in that moment would fail.
     if not sys.platform.startswith("linux"):
@@ -241,7 +240,7 @@ def is_locked_by_broker(broker_dir: Path) -> bool:
 
 @dataclass(frozen=True)
 class SegmentFilePart:
-    """Part of a segment file that is imported: consecutive batches. skipped: bytes of the file before them."""
+    """Consecutive batches of a segment file that are imported. skipped: bytes of the file before them."""
 
     source: SourceSegment
     path: Path
@@ -257,8 +256,8 @@ class SegmentFilePart:
 class CheckedFilePart:
     """Part of a segment file whose bytes were all read and checked.
 
-    negative_timestamps, late_timestamps: number of records with a timestamp below -1, and too far in the future.
-    builder: sidecar builder that has received every record.
+    negative_timestamps, late_timestamps: numbers of timestamps below -1, and too far in the future.
+    builder: has received every record.
     """
 
     piece: SegmentFilePart
@@ -270,9 +269,7 @@ class CheckedFilePart:
 
 @dataclass(frozen=True)
 class SegmentToImport:
-    """Segment that an import will create in the tier. start, end: offsets (inclusive), with those of adjacent zero-byte segments. states:
-    at its end.
-    """
+    """start, end: offsets (inclusive), with those of adjacent zero-byte segments. states: at its end."""
 
     checked: CheckedFilePart
     start: int
@@ -294,8 +291,8 @@ class SegmentToImport:
 
 @dataclass(frozen=True)
 class FileCheckSettings:
-    """Settings for the check of segment files. limit: bytes that one batch may inflate to. on_bytes: bytes checked since the last call.
-    latest_ms: records with later timestamps are counted.
+    """limit: bytes that one batch may inflate to. on_bytes: bytes checked since the last call. latest_ms: records with later timestamps are
+    counted.
     """
 
     limit: int
@@ -306,8 +303,8 @@ class FileCheckSettings:
 
 
 def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: FileCheckSettings) -> list[CheckedFilePart]:
-    """Read and check every byte and every record once, and count records whose timestamps cannot be times. Raises BadData if a CRC is
-    invalid, a batch contradicts its header, or a transaction index contradicts the log.
+    """Check every byte and record once, and count records whose timestamps cannot be times. Raises BadData if a CRC is invalid, a batch
+    contradicts its header, or a transaction index contradicts the log.
     """
     for piece in file_parts:
         problem = txn_index_problem(piece.source.txn_entries, piece.source)
@@ -328,7 +325,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     negative = late = done = 0
 
     def check_batch_range(buffers: ReusableJobBuffers, job: FirstAndEndBatch) -> tuple[int, int, int, list[ChunkSummaryForSidecar]]:
-        """Return the end position, the numbers of timestamps below -1 and of too late ones, and the chunks' summaries."""
+        """End position, numbers of timestamps below -1 and of too late ones, and the chunks' summaries."""
         first, last = job
         found, beyond, seen = 0, 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), check_settings.limit, buffers.bodies):
@@ -375,7 +372,7 @@ def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> N
 
 
 def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData if offsets between neighbouring segments are missing and nothing else shows that the log may have been compacted."""
+    """Raise BadData if offsets between segments are missing and nothing else shows that the log may have been compacted."""
     gap = _find_first_gap(sources)
     if gap is not None:
         raise BadData(
@@ -386,8 +383,8 @@ def require_no_offset_gaps(sources: Sequence[SourceSegment]) -> None:
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> CleaningSign | None:
-    """Return the first offset gap between segments; None, too, if the log may have been compacted: by its signs, by a segment without
-    batches, or by batches of v0 or v1, which need not show it.
+    """First gap; None, too, if the log may have been compacted: by its signs, a segment without batches, or batches of v0 or v1, which need
+    not show it.
     """
     signs = find_cleaning_signs(sources)
     if any(sign.kind != "boundary" for sign in signs):
@@ -403,10 +400,9 @@ def _find_first_gap(sources: Sequence[SourceSegment]) -> CleaningSign | None:
 def combine_parts_to_segments(
     log_dir: Path, file_parts: Sequence[CheckedFilePart], initial_states: ProducerStates
 ) -> list[SegmentToImport]:
-    """Return the segments to create. A zero-byte segment joins the one before it, or the one after it if it is the first. Raises BadData if
-    the log is corrupt.
+    """A zero-byte segment joins the one before it, or the one after it if it is the first. Raises BadData if the log is corrupt.
 
-    :param initial_states: producer states where the pieces begin, unless the directory has a snapshot for that offset.
+    :param initial_states: used unless the directory has a snapshot for the first offset.
     """
     sources = [checked.piece.source for checked in file_parts]
     states = _producer_states_at_offset(log_dir, sources[0].base, initial_states)
@@ -433,7 +429,7 @@ def combine_parts_to_segments(
 
 
 def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[LastImportedBatch, ...]:
-    """Return offsets and digest of the last ``count`` batches (the tail), by which the next import recognises the log."""
+    """Offsets and digests of the last ``count`` batches (the tail), by which the next import recognises the log."""
     found: list[LastImportedBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
@@ -442,8 +438,8 @@ def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple
 
 
 def describe_batch(source: SourceSegment, batch_number: int) -> LastImportedBatch:
-    """Return offsets and digest of a batch's header with its CRC. A compressed wrapper of v0 or v1 states only its last offset, which then
-    stands for the first, too.
+    """Offsets and digest of the header with its CRC. A compressed wrapper of v0 or v1 states only its last offset, which then stands for
+    the first, too.
     """
     table = source.table
     last, base = int(table.last_offset[batch_number]), int(table.base_offset[batch_number])
@@ -455,9 +451,7 @@ def describe_batch(source: SourceSegment, batch_number: int) -> LastImportedBatc
 
 
 def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
-    """Return the states of the broker's snapshot, which may know producers that the log no longer has, unless it is not readable or not of
-    this log.
-    """
+    """The broker's snapshot may know producers that the log no longer has. It is ignored if unreadable or of another log."""
     path = log_dir / f"{offset:020d}.snapshot"
     if not path.exists():
         return replayed
@@ -474,7 +468,7 @@ def _open_txn_offsets(states: ProducerStates) -> dict[int, int]:
 
 
 def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
-    """Return the aborted transactions of both lists: brokers lose index entries, and compaction removes data."""
+    """Brokers lose index entries, and compaction removes data."""
     known = set(zip(from_markers["producer_id"].tolist(), from_markers["last_offset"].tolist(), strict=True))
     other = [pair not in known for pair in zip(from_index["producer_id"].tolist(), from_index["last_offset"].tolist(), strict=True)]
     both = np.concatenate((from_markers, from_index[np.array(other, np.bool_)])).astype(TXN_ENTRY)  # concatenate changes the byte order
@@ -482,7 +476,7 @@ def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries
 
 
 def read_epoch_checkpoint(log_dir: Path) -> Lineage:
-    """Return the lineage in the directory's ``leader-epoch-checkpoint``; empty if there is none. Raises BadData."""
+    """Empty if there is no ``leader-epoch-checkpoint``. Raises BadData."""
     path = log_dir / CHECKPOINT
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -492,19 +486,19 @@ def read_epoch_checkpoint(log_dir: Path) -> Lineage:
 
 
 def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the leader epochs of batches with their first offsets. The first begins at the start of the first segment."""
+    """The first epoch begins at the start of the first segment."""
     reported = lineage_of_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
 def lineage_with_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the directory's lineage, unless it is empty, with the epochs of staged segments, which Kafka removes from the checkpoint."""
+    """Kafka removes the epochs of staged segments from the checkpoint. An empty lineage stays empty."""
     staged = [source for source in sources if source.name.endswith(DELETED) and (source.table.leader_epoch >= 0).all()]
     return restore_truncated_front(lineage_from_batches(staged), log_lineage) if log_lineage else log_lineage
 
 
 def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData if batches contradict a leader-epoch-checkpoint: another partition's file would hide segments from readers.
+    """Raise BadData if batches contradict the checkpoint: another partition's file would hide segments from readers.
 
     Batches without an epoch match any, as do those before the first entry (Kafka forgets the epochs before a batch of v0 or v1).
     """
@@ -530,11 +524,10 @@ def require_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: S
 def prepare_segment_upload(
     segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceDigestKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
-    """Return the metadata of one segment to upload, and its files by kind. Indexes are copied if they match the log, else built in
-    ``folder``. Raises BadData if the segment changed since it was checked.
+    """Metadata and files by kind. Indexes are copied if they match the log, else built in ``folder``. Raises BadData if the segment changed
+    since it was checked.
 
     :param lineage: leader epochs after the segment's end are left out.
-    :param key: secret key of the tier's record digests.
     """
     require_file_unchanged(segment)
     source = segment.source
@@ -570,12 +563,12 @@ def prepare_segment_upload(
 
 
 def segment_file_path(file_part: SegmentFilePart) -> Path:
-    """Return the path of a part's file: ``NNN.log``, or ``NNN.log.deleted`` once the broker has staged it."""
+    """Path ``NNN.log``, or ``NNN.log.deleted`` once the broker has staged it."""
     return file_part.path if file_part.path.exists() else file_part.path.with_name(file_part.path.name + DELETED)
 
 
 def require_file_unchanged(segment: SegmentToImport) -> None:
-    """Raise BadData if the file is not the one that was checked. A staged file is not checked, because no program changes it."""
+    """Raise BadData unless the file is the one that was checked. A staged file never changes."""
     piece = segment.file_part
     if piece.path.name.endswith(DELETED):
         return
@@ -592,7 +585,7 @@ def require_file_unchanged(segment: SegmentToImport) -> None:
 
 
 def max_segment_disk_bytes(segment: SegmentToImport, index_interval_bytes: int) -> int:
-    """Return an upper bound: the log, its indexes and one block for each small file."""
+    """An upper bound: the log, its indexes and one block for each small file."""
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return (

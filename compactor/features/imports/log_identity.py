@@ -1,8 +1,8 @@
-"""Identity of logs: whether a log directory has the log that the tier holds, not one of a topic that was recreated under the same name.
+"""Identity of logs: whether a log directory has the log that the tier holds.
 
 1. Topic ids on both sides decide (Kafka 2.8 and later, ``partition.metadata``).
 2. Else the seam that a person has adopted.
-3. Else records compared with the tier's: at least one must be equal, because offsets alone cannot identify a log.
+3. Else records compared with the tier's, of which at least one must be equal.
 4. Else the directory that was compared last, which a broker renames when the topic is deleted: a log without new records whose oldest ones
    have expired in the broker has none to compare.
 """
@@ -45,12 +45,10 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True)
 class LogIdentityEvidence:
-    """Facts that show whether a directory has the tier's log. Ids are empty if unknown.
+    """Ids are empty if unknown.
 
-    holds: whether the tier holds records.
-    adopted: a person has confirmed (`topics adopt`) that the log continues at the tier's end.
-    compared: number of records or batches that are equal on both sides. A directory with any difference was refused before.
-    same_directory: the directory is the one that was compared last.
+    adopted: a person has confirmed (`topics adopt`) that the log continues the tier.
+    compared: number of equal records or batches; with any difference, the directory was refused before.
     """
 
     recorded_id: str
@@ -62,7 +60,7 @@ class LogIdentityEvidence:
 
 
 class LogIdentityVerdict(StrEnum):
-    """Answer whether a directory has the tier's log. SAME also for the first one of an empty partition."""
+    """SAME also for the first log of an empty partition."""
 
     SAME = "same"
     OTHER = "other"
@@ -78,16 +76,13 @@ def compare_log_identity(evidence: LogIdentityEvidence) -> LogIdentityVerdict:
 
 
 def should_record_topic_id(evidence: LogIdentityEvidence) -> bool:
-    """Return whether the tier holds segments of this log without a topic id."""
     return bool(
         evidence.holds and evidence.given_id and not evidence.recorded_id and compare_log_identity(evidence) is LogIdentityVerdict.SAME
     )
 
 
 def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
-    """Return the error for a log that nothing identifies. ``truncates``: a person's confirmation that the log continues the tier is no
-    evidence if its end is to be cut.
-    """
+    """If the tier's end is to be cut (``truncates``), a person's confirmation is no evidence."""
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
     if truncates and not (topic_id and not state.topic_id):
         way_out = f"If it is the same log, give a directory that has records below offset {cut_offset}" + (
@@ -114,9 +109,7 @@ def topic_adoption_command_text(state: PartitionState, topic_id: TopicId) -> str
 
 
 def read_topic_id(log_dir: Path) -> TopicId:
-    """Return the topic id in ``partition.metadata``; empty if there is no such file (Kafka before 2.8). Raises BadData if it does not have
-    Kafka's format.
-    """
+    """Topic id in ``partition.metadata``; empty without the file (Kafka before 2.8). Raises BadData if its format is not Kafka's."""
     path = log_dir / PARTITION_METADATA
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -129,7 +122,7 @@ def read_topic_id(log_dir: Path) -> TopicId:
 
 
 class DirectoryId(StrictFrozenModel):
-    """Identifier of a directory. born_ns: creation time, because a file system reuses inode numbers."""
+    """born_ns: creation time, because a file system reuses inode numbers."""
 
     device: int
     inode: int
@@ -137,7 +130,7 @@ class DirectoryId(StrictFrozenModel):
 
 
 def identify_directory(path: Path) -> DirectoryId | None:
-    """Return the identifier; None if the system does not record creation times. Raises OSError."""
+    """Return None if the system does not record creation times. Raises OSError."""
     born_ns = birth_time_ns(path)
     if born_ns is None:
         return None
@@ -168,18 +161,14 @@ def birth_time_ns(path: Path) -> int | None:
 
 
 class MatchedDirectory(StrictFrozenModel):
-    """Directory whose log was last found to be the tier's. opened_slot: the control record that began the tier's log, so that it is not
-    taken for one begun after `topics delete`.
-    """
+    """opened_slot: the control record that began the tier's log, which `topics delete` may replace."""
 
     directory: DirectoryId
     opened_slot: int
 
 
 class MatchedDirectoryStore:
-    """Store of the directory that was compared last: one small file per partition in ``state_dir``. If it is lost, records are compared
-    again.
-    """
+    """One small file per partition in ``state_dir``. If it is lost, records are compared again."""
 
     def __init__(self, state_dir: Path, control_url: str) -> None:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
@@ -191,7 +180,7 @@ class MatchedDirectoryStore:
             return None
 
     def save_matched_directory(self, partition: TopicPartition, matched_directory: MatchedDirectory) -> None:
-        """Store the directory atomically. A failed write is ignored, because it only costs another comparison."""
+        """Atomic. A failed write is ignored: it only costs another comparison."""
         if self.load_matched_directory(partition) == matched_directory:
             return
         with suppress(OSError):
@@ -209,11 +198,10 @@ CountEqualRecords = Callable[[int], int]
 
 @dataclass
 class LogIdentityCheck:
-    """Check that one log directory has the tier's log.
+    """Check of one log directory.
 
     directory: None if it is not a broker's, or cannot be identified.
-    read_from_directory: the topic id was read from the directory, so that it can be read again.
-    settled: the log was found to be the tier's.
+    read_from_directory: the topic id, which can be read again.
     """
 
     ports: EnvironmentPorts
@@ -230,7 +218,7 @@ class LogIdentityCheck:
         return str(self.log_dir / PARTITION_METADATA)
 
     def require_directory_unchanged(self) -> None:
-        """Raise BadData if the directory is no longer the one that was checked, because its topic was deleted and created again."""
+        """Raise BadData if the directory's topic was deleted and created again."""
         if self.read_from_directory and (read_topic_id(self.log_dir), identify_directory(self.log_dir)) != (self.given_id, self.directory):
             raise BadData(
                 "the topic was deleted and created again while its log was imported",
@@ -239,12 +227,12 @@ class LogIdentityCheck:
             )
 
     def require_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords, *, cut_offset: int | None = None) -> None:
-        """Raise BadData unless the directory's log is known to be the tier's. Record its topic id in the tier if the tier has none.
+        """Raise BadData unless the log is known to be the tier's. Record its topic id if the tier has none.
 
-        :param equal_batches: number of batches that were found equal already.
+
         :param count_equal_records: called if nothing else decides.
-        :param cut_offset: where the tier's end is about to be cut. Then only equal topic ids or equal records below it identify the log,
-            not a person's earlier confirmation.
+        :param cut_offset: where the tier's end is about to be cut. Then only topic ids or records below it identify the log, not a person's
+            earlier confirmation.
         """
         if self.settled:
             return
@@ -259,9 +247,7 @@ class LogIdentityCheck:
         self._settle(evidence)
 
     def is_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
-        """Return whether a directory without new segments has the tier's log. False: no evidence decides it, and its next segment would be
-        refused.
-        """
+        """For a directory without new segments. False: no evidence decides, and its next segment would be refused."""
         if self.settled:
             return True
         evidence = self._gather_identity_evidence(equal_batches)
@@ -278,7 +264,7 @@ class LogIdentityCheck:
         return f"{name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
     def remember_matched_directory(self) -> None:
-        """Store that this directory has the tier's log, unless topic ids will show it the next time."""
+        """Does nothing if topic ids will identify the log the next time."""
         state = self.log.state
         if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
             self.remembered.save_matched_directory(

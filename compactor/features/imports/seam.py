@@ -1,7 +1,7 @@
 """Seam of an import: what of a log directory is new to the tier, and whether both hold the same log.
 
-Replicas roll segments at different offsets, and a compacted tier holds other bytes than any broker. So neither names nor digests of
-segments show what the tier has. The last imported batches, which the control log remembers as the tail, and the leader epochs do.
+Replicas roll segments at different offsets, and a compacted tier holds other bytes than any broker. Not names or digests of segments, but
+the last imported batches (the tail, in the control log) and the leader epochs show what the tier has.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SegmentListing:
     """Segments of a log directory, by file names alone.
 
     bases: base offsets, ascending.
-    end: base offset of the segment after the last listed one; None if that is the log's newest.
-    staged: the listed files that the broker has staged for deletion, by base offset.
+    end: base offset of the next segment; None if there is none.
+    staged: by base offset.
     """
 
     log_dir: Path
@@ -72,7 +72,7 @@ class SegmentListing:
         )
 
     def segments_from_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that end below ``offset``, by the base offset of the next segment."""
+        """Without the segments that end below ``offset``, by the base offset of the next segment."""
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
@@ -83,7 +83,7 @@ class SegmentListing:
         return replace(self, bases=kept, end=end)
 
     def split_by_size(self, max_bytes: int) -> Iterator[SegmentListing]:
-        """Yield consecutive parts of at most ``max_bytes``. A larger segment is a part of its own."""
+        """Consecutive parts of at most ``max_bytes``. A larger segment is a part of its own."""
         rest = self
         while rest.bases:
             part = rest.first_segments_within_size(max_bytes)
@@ -91,7 +91,7 @@ class SegmentListing:
             rest = replace(rest, bases=rest.bases[len(part.bases) :])
 
     def first_segments_within_size(self, max_bytes: int) -> SegmentListing:
-        """Return the first segments of at most ``max_bytes``, but at least one."""
+        """At least one segment."""
         total, count = 0, 0
         for base in self.bases:
             total += self.segment_size(base)
@@ -103,9 +103,7 @@ class SegmentListing:
 
 
 def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentListing:
-    """List the segments, without the newest if a broker still writes it. Raises UsageError if it is not a log directory, BadData for
-    impossible names.
-    """
+    """Without the newest if a broker still writes it. Raises UsageError if it is not a log directory, BadData for impossible names."""
     bases = list_segment_base_offsets(log_dir, is_written_by_broker=is_written_by_broker)
     return (
         SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if is_written_by_broker and bases else SegmentListing(log_dir, tuple(bases))
@@ -113,7 +111,7 @@ def list_log_segments(log_dir: Path, *, is_written_by_broker: bool) -> SegmentLi
 
 
 def read_file_into_memory(path: Path) -> Bytes:
-    """Read a file into memory. Raises BadData if it became shorter."""
+    """Raises BadData if the file became shorter."""
     # Mapping the file would crash this process if a broker truncated it meanwhile.
     with path.open("rb", buffering=0) as file:
         size = file.seek(0, 2)
@@ -128,9 +126,7 @@ def read_file_into_memory(path: Path) -> Bytes:
 
 
 def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_written_by_broker: bool) -> list[SourceSegment]:
-    """Open the listed segments. Files to which a broker writes are read into memory, except staged ones; all others are memory-mapped.
-    Raises BadData, OSError.
-    """
+    """Files to which a broker writes are read into memory, except staged ones; all others are memory-mapped. Raises BadData, OSError."""
     following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
     staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
     bases = listing.bases[len(staged) :]  # what is staged lies below the live log
@@ -157,10 +153,10 @@ def listing_with_staged_files(
     tier_end: TierEnd,
     first_uncleaned_offset: Callable[[], int],
 ) -> SegmentListing:
-    """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged_files``).
+    """Listing of a live log with the staged files that connect the tier's end with it.
 
     :param refusal_reason_of: returns why a file with missing offsets is refused; empty: it is not.
-    :param first_uncleaned_offset: called if there are files to choose from.
+
     :raises OSError: if a file of the log vanished meanwhile.
     """
     held_files.refusals.clear()
@@ -202,19 +198,18 @@ def describe_refused_staged_files(reason_by_base_offset: Mapping[int, str]) -> l
 
 
 def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[SegmentFilePart]:
-    """Return the batches after ``last_offset``. A segment that contains it is cut between batches. Raises BadData."""
+    """A segment that contains it is cut between batches. Raises BadData."""
     return [
         piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, last_offset + 1, source.end)) is not None
     ]
 
 
 def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
-    """Return the batches before ``start_offset``. A segment that contains it is cut between batches. Raises BadData."""
     return [piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, source.base, start_offset)) is not None]
 
 
 def _segment_part_between_offsets(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
-    """Return the batches of [start_offset, end_offset), or None. Raises BadData for a batch across a bound."""
+    """Batches of [start_offset, end_offset). Raises BadData for a batch across a bound."""
     path = log_dir / source.name
     if source.base >= start_offset and source.end <= end_offset:
         return SegmentFilePart(source, path, 0, source.size)
@@ -240,11 +235,10 @@ def require_no_gap(
     *,
     allow_gaps: bool,
 ) -> None:
-    """Raise BadData because a directory begins after the tier's end + 1, unless gaps are allowed. Called only if there is such a gap.
+    """Raise BadData for the gap after the tier's end, unless gaps are allowed.
 
-    :param end_offset: last offset of the tier, or of what a truncation leaves of it.
+    :param end_offset: last offset of the tier, or of what a truncation leaves.
     :param first_fetched_offset: a tier that ends before the first fetched offset is refused even if gaps are allowed.
-    :param refusal_reason_by_base_offset: why staged files were not taken.
     """
     if end_offset + 1 < first_fetched_offset:
         raise BadData(
@@ -281,8 +275,8 @@ class Divergence:
     """Offset from which a later leader has discarded the tier's data.
 
     offset: first discarded offset. It may lie after the tier's end if the tier expects an epoch there that the log does not have.
-    known, given: lineage of the tier, lineage of the log.
-    newer: the log has seen a later leader than the tier, so that the tier is out of date.
+    known, given: of the tier, of the log.
+    newer: the log has seen a later leader than the tier.
     """
 
     offset: int
@@ -293,8 +287,8 @@ class Divergence:
     def require_equal_records(
         self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
     ) -> list[str]:
-        """Raise BadData if the two logs may differ before the divergence, and return notes for people. If the broker's lineage begins at
-        the divergence, because retention moves the first entry up to the log start, at least one record below it must be equal
+        """Raise BadData if the logs may differ before the divergence, and return notes for people. If the broker's lineage begins at the
+        divergence, because retention moves the first entry up to the log start, at least one record below it must be equal
         (``count_equal_records``), unless ``accept_loss``.
         """
         if self.offset > self.given[0].start_offset or count_equal_records():
@@ -332,9 +326,7 @@ class Divergence:
 
 
 def find_divergence(state: PartitionState, lineage: Lineage, end_offset: int) -> Divergence | None:
-    """Return where a broker's log has discarded data of the tier, as after an unclean leader election, or None. ``end_offset``:
-    exclusive.
-    """
+    """Find where a broker's log has discarded data of the tier, as after an unclean leader election. ``end_offset``: exclusive."""
     offset = first_contradicting_offset(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
     if offset is None:
         return None
@@ -346,8 +338,8 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 
 
 def first_stored_offset(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
-    """Return the offset of the first batch of the tier from ``offset`` on; the tier's end offset + 1 if it has none; ``offset`` itself if
-    it is greater than that, or if rounds have cleaned beyond it and may have removed the batch. Raises StoreError, BadData.
+    """Offset of the tier's first batch from ``offset`` on; the tier's end offset + 1 if it has none; ``offset`` itself if it is greater
+    than that, or if rounds have cleaned beyond it and may have removed the batch. Raises StoreError, BadData.
     """
     if offset < first_dirty_offset_in(state.vector):
         return offset
@@ -362,8 +354,8 @@ def first_stored_offset(state: PartitionState, offset: int, stored_segments: Sto
 
 
 def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, gap_end: int) -> Lineage:
-    """Return the lineage of a log with the tier's epochs in [gap_start, gap_end), where the tier has no batch. Kafka moves the first epoch
-    of a directory up to its log start, so that the log's lineage lacks the epochs of an accepted gap.
+    """Lineage of a log with the tier's epochs in [gap_start, gap_end), where the tier has no batch. Kafka moves the first epoch of a
+    directory up to its log start.
     """
     before = (*truncate_lineage_at(lineage, gap_start), *(entry for entry in tier_lineage if gap_start <= entry.start_offset < gap_end))
     epoch = leader_epoch_at(lineage, gap_end)
@@ -374,10 +366,10 @@ def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, ga
 def find_divergence_outside_gaps(
     state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[tuple[int, int]]
 ) -> Divergence | None:
-    """Return where the log has discarded batches that the tier still has, or None.
+    """Divergence at batches that the tier still has.
 
-    :param lineage: returns the log's lineage, with ``fill_lineage_gap`` applied for each of ``gaps``.
-    :param end_offset: end of the log, exclusive.
+    :param lineage: of the log, with ``fill_lineage_gap`` applied for ``gaps``.
+    :param end_offset: exclusive.
     :param gaps: extended by the ranges [first offset, end) in which the tier has no batch and the log has other epochs.
     """
     while found := find_divergence(state, lineage(), end_offset):
@@ -389,7 +381,7 @@ def find_divergence_outside_gaps(
 
 
 def require_segments_precede_tier(state: PartitionState, segments: Sequence[SegmentToImport], log_lineage: Lineage, log_dir: Path) -> None:
-    """Raise BadData if segments before the tier's start belong to a different log, or a transaction is open at their end."""
+    """Raise BadData if the segments belong to another log, or a transaction is open at their end."""
     last = (log_lineage or lineage_from_batches([segments[-1].source]))[-1].epoch
     if not log_lineage and state.lineage and last > state.lineage[0].epoch:
         raise BadData(
@@ -413,8 +405,8 @@ def require_segments_precede_tier(state: PartitionState, segments: Sequence[Segm
 def has_equal_tail_batches(
     state: PartitionState, sources: Sequence[SourceSegment], end_offset: int | None = None, compacted_below: int = 0
 ) -> bool:
-    """Return whether the directory has any of the tier's last batches (the tail) below ``end_offset`` (None: all) and not below
-    ``compacted_below``, where they may have been compacted. Raises BadData if one differs.
+    """Return whether the directory has a batch of the tail below ``end_offset`` (None: all) and not below ``compacted_below``, where they
+    may have been compacted. Raises BadData if one differs.
     """
     filled = [source for source in sources if source.size]
     end = int(filled[-1].table.last_offset[-1]) if filled else -1
@@ -433,7 +425,7 @@ def has_equal_tail_batches(
 
 
 def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
-    """Return the file parts before the first one with a batch at or after ``end_offset``."""
+    """Parts before the first one with a batch at or after ``end_offset``."""
     if end_offset is None:
         return file_parts
     reaching = (
@@ -443,7 +435,7 @@ def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int |
 
 
 def make_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
-    """Return a function that raises BadData if the tier no longer has the end and the leader epochs that were compared."""
+    """Return a function that raises BadData if the tier's end or leader epochs have changed."""
 
     def require_tier_unchanged(state: PartitionState) -> None:
         if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
@@ -466,13 +458,12 @@ def count_equal_last_records(
     end_offset: int,
     compacted_below: int = 0,
 ) -> int:
-    """Return how many of the tier's last records below ``end_offset`` (exclusive) a log directory has; 0 only if the two have none in
-    common.
+    """Number of the tier's last records below ``end_offset`` (exclusive) that a log directory has; 0 only if it has none.
 
     Records that only the directory has are skipped, and those below ``compacted_below`` that only the tier has, because of compaction.
 
     :param inflate_limit: bytes that one batch may inflate to.
-    :raises BadData: if a record differs, or the directory should have it and does not.
+    :raises BadData: if a record differs or is missing.
     """
     first = listing.bases[0] if listing.bases else end_offset
     for segment in reversed([one for one in state.live if one.end_offset >= first and one.start_offset < end_offset]):
@@ -499,7 +490,7 @@ def has_all_tier_records(
     open_listed: Callable[[SegmentListing], Sequence[SourceSegment]],
     inflate_limit: int,
 ) -> bool:
-    """Return whether a log directory has a record at every offset of the tier. Raises BadData, StoreError."""
+    """By offsets alone. Raises BadData, StoreError."""
     if not listing.bases or listing.bases[0] > state.start_offset:
         return False
     for segment in state.live:
@@ -514,7 +505,7 @@ def has_all_tier_records(
 
 
 def _record_offsets(source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the offsets of data records in a range (inclusive), ascending."""
+    """Data records in a range (inclusive), ascending."""
     rows = _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes)
     return np.concatenate([np.empty(0, np.int64), *(rows.offset[chosen] for _, rows, chosen in rows)])
 
@@ -525,7 +516,7 @@ _Record = tuple[int, bytes | None, bytes | None]
 def _read_records_by_offset(
     source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
 ) -> dict[int, _Record]:
-    """Return timestamp, key and value in a range (inclusive), by offset, from the last ``max_batches`` batches there."""
+    """From the last ``max_batches`` batches of a range (inclusive)."""
     records: dict[int, _Record] = {}
     for chunk, rows, chosen in _rows_in_offset_range(source, first_offset, last_offset, max_inflated_bytes, max_batches):
         for row in chosen.tolist():
@@ -540,7 +531,7 @@ def _read_records_by_offset(
 def _rows_in_offset_range(
     source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
 ) -> Iterator[tuple[BatchChunk, RecordRows, npt.NDArray[np.int64]]]:
-    """Yield chunks with the rows in the range, which are valid until the next chunk."""
+    """Rows are valid until the next chunk."""
     table, buffers = source.table, RecordRowBuffers()
     filled = (table.count != 0) | (table.magic < 2)  # the header of a compressed batch of v0 or v1 states no count
     within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & filled

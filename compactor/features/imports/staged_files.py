@@ -1,5 +1,5 @@
-"""Files staged for deletion (``NNN.log.deleted``), opened when they are first seen and held open, because unlinking a file does not take
-its bytes from its readers; and the steps by which segments enter the tier.
+"""Files staged for deletion (``NNN.log.deleted``), held open, because unlinking does not take a file's bytes from its readers; and the
+steps by which segments enter the tier.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ from compactor.tier.sidecars import SidecarStore
 
 @dataclass(frozen=True)
 class FileStagedForDeletion:
-    """Segment file that its broker has renamed for deletion.
+    """Segment file renamed for deletion.
 
-    changed_ms: change time of the inode, which is when the broker renamed the file.
+    changed_ms: when the broker renamed the file (inode change time).
     inode: device and inode number, because a later file may take the same name.
     """
 
@@ -84,7 +84,7 @@ class FileStagedForDeletion:
 
 @dataclass(frozen=True)
 class SegmentStagedForDeletion:
-    """Offsets and leader epochs of a staged file.
+    """Content of a staged file.
 
     last_offset: less than ``base`` if it has no batch.
     epochs: in the order of the batches.
@@ -99,9 +99,9 @@ class SegmentStagedForDeletion:
 class BrokerLiveLog:
     """The part of a broker's log that is not staged for deletion.
 
-    bases: ascending, with that of the active segment.
-    first_epoch: leader epoch of its first batch, -1 if unknown.
-    cleaned: first offset that no log cleaner has cleaned, neither this broker's nor that of a leader from which it has fetched.
+    bases: ascending, with the active segment.
+    first_epoch: -1 if unknown.
+    cleaned: first offset that no log cleaner has cleaned, of this broker or of a leader from which it has fetched.
     """
 
     bases: tuple[int, ...]
@@ -111,7 +111,7 @@ class BrokerLiveLog:
 
 @dataclass(frozen=True)
 class TierEnd:
-    """End of a partition in the tier, from which a broker's log must continue.
+    """End of a partition in the tier.
 
     position: last offset + 1, or where the tier's end is to be cut; None for an empty tier.
     lineage: without the epochs that are to be cut.
@@ -123,17 +123,15 @@ class TierEnd:
 
 @dataclass(frozen=True)
 class StagedFileChoice:
-    """Decision about staged files. taken: base offsets, ascending. refusals: why a file is not imported although it has offsets that the
-    tier lacks.
-    """
+    """taken: base offsets, ascending. refusals: why a file with offsets that the tier lacks is not imported."""
 
     taken: tuple[int, ...] = ()
     refusals: Mapping[int, str] = field(default_factory=dict)
 
 
 def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
-    """Choose the staged segments that continue the tier up to the live log. None are taken if the live log continues it by itself; those
-    without an offset at or after the tier's position are ignored.
+    """Choose what continues the tier up to the live log. Nothing is taken if the live log continues it by itself; those without an offset
+    at or after the tier's position are ignored.
     """
     position = 0 if tier_end.position is None else tier_end.position
     if not live_log.bases or (tier_end.position is not None and live_log.bases[0] <= position):
@@ -154,24 +152,20 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
 
 
 def replaced_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return why a segment whose base offset a live file has is refused; empty: none. The log cleaner, and a roll over an empty active
-    segment, replace a file by one of the same name.
-    """
+    """Empty: no problem. The log cleaner, and a roll over an empty active segment, replace a file by one of the same name."""
     return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
 def not_below_problem(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return why a segment not below the live log is refused; empty: none. Retention removes segments from the front only, truncation and
-    log cleaner others.
-    """
+    """Retention removes segments from the front only, truncation and log cleaner others."""
     if segment.base < live_log.bases[0] and segment.last_offset < live_log.bases[0]:
         return ""
     return f"it is not wholly below offset {live_log.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
 def longest_chain(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog) -> tuple[SegmentStagedForDeletion, ...]:
-    """Return the longest chain of segments, ascending, up to the start of the live log. It stops where two segments end at the same offset:
-    they are of two branches of the log and nothing tells them apart.
+    """Longest chain, ascending, up to the live log. It stops where two segments end at the same offset, because nothing tells two branches
+    of the log apart.
     """
     chain: list[SegmentStagedForDeletion] = []
     begin = live_log.bases[0]
@@ -182,16 +176,14 @@ def longest_chain(segments: Sequence[SegmentStagedForDeletion], live_log: Broker
 
 
 def gap_problem(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
-    """Return why a chain leaves a gap after the tier's end; empty: none. Any chain continues an empty tier."""
+    """Any chain continues an empty tier."""
     if not chain or tier_end.position is None or chain[0].base <= tier_end.position:
         return ""
     return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
 def epochs_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
-    """Return why the leader epochs of a chain contradict the tier's or the first live batch's; empty: none. Epochs never decrease along a
-    log. Batches of v0 and v1 have none.
-    """
+    """Epochs never decrease along a log. Batches of v0 and v1 have none."""
     named = [entry for segment in chain for entry in segment.epochs if entry.epoch >= 0]
     falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
     if falls is not None:
@@ -209,9 +201,7 @@ def epochs_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLi
 
 
 def cleaned_log_problem(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
-    """Return why a chain cannot precede a cleaned live log; empty: none. The cleaner may have dropped a tombstone after retention had
-    staged the key's older records, which would bring the key back.
-    """
+    """The cleaner may have dropped a tombstone after retention had staged the key's older records, which would bring the key back."""
     if not chain or live_log.cleaned <= max(chain[0].base, tier_end.position or 0):
         return ""
     return f"a log cleaner has cleaned the log up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
@@ -227,7 +217,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 @dataclass(frozen=True)
 class HeldFileStagedForDeletion:
-    """Staged file that this process holds open, with its transaction index."""
+    """A staged file that this process holds open."""
 
     file: FileStagedForDeletion
     descriptor: int
@@ -235,11 +225,10 @@ class HeldFileStagedForDeletion:
 
     @property
     def is_unlinked(self) -> bool:
-        """True if the broker has deleted the file, so that only this process can still read it."""
+        """True if the broker has deleted the file."""
         return os.fstat(self.descriptor).st_nlink == 0
 
     def map_bytes(self) -> Bytes:
-        """Map the file, which a broker never changes, into memory."""
         if not self.file.size:
             return read_only_view(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
@@ -256,14 +245,14 @@ class HeldFileStagedForDeletion:
         )
 
     def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> SegmentStagedForDeletion:
-        """Read offsets and leader epochs from the batch headers. Raises BadData."""
+        """From the batch headers. Raises BadData."""
         table = self.open_segment(log_dir, None, policy).table
         last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
         return SegmentStagedForDeletion(self.file.base, last, epochs_of_batches(table))
 
 
 def inode_change_ms(stat: os.stat_result) -> int:
-    """Return the change time of a file's inode: for a staged file, its renaming."""
+    """For a staged file: its renaming."""
     return stat.st_ctime_ns // 1_000_000
 
 
@@ -274,7 +263,7 @@ def describe_staged_file(base_offset: int, stat: os.stat_result) -> FileStagedFo
 
 
 def list_staged_files(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
-    """List the staged files that begin before the live log, ascending. Raises OSError."""
+    """Files that begin before the live log, ascending. Raises OSError."""
     found = []
     with os.scandir(log_dir) as entries:
         for entry in entries:
@@ -286,16 +275,13 @@ def list_staged_files(log_dir: Path, live_base_offsets: Sequence[int]) -> list[F
 
 
 def epochs_of_batches(table: BatchTable) -> Lineage:
-    """Return the leader epochs in these batches, in order, each with the offset of its first batch."""
     epochs = table.leader_epoch
     changes = [0, *(np.flatnonzero(np.diff(epochs)) + 1).tolist()] if len(epochs) else []
     return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
 
 
 def first_live_epoch(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
-    """Return the leader epoch of the live log's first batch, or that of the checkpoint if no segment has a batch; -1 if unknown. Raises
-    BadData, OSError.
-    """
+    """Epoch of the first batch, or of the checkpoint if no segment has a batch; -1 if unknown. Raises BadData, OSError."""
     for base in live_base_offsets:
         with segment_log_path(log_dir, base).open("rb") as file:
             header = file.read(_MAGIC + 1)
@@ -305,9 +291,9 @@ def first_live_epoch(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderE
 
 
 class OpenFilesStagedForDeletion:
-    """Staged files of one partition that this process holds open, so that they can be read after the broker deletes them.
+    """Staged files of one partition, held open so that they can be read after the broker deletes them.
 
-    Any thread may open files; only the thread that reads them, or one that knows that none reads them, may close any.
+    Any thread may open files; only their reader, or a thread that knows that nothing reads them, may close any.
 
     refusals: why the latest import did not take a file.
     """
@@ -325,15 +311,15 @@ class OpenFilesStagedForDeletion:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 
     def open_files(self, files: Sequence[FileStagedForDeletion]) -> None:
-        """Open files that are not open yet, except those that were deleted or replaced meanwhile."""
+        """Files that are not open yet, except those that were deleted or replaced meanwhile."""
         for file in files:
             with self._changing, suppress(OSError):
                 if file.inode not in self._held:
                     self._open_file(file)
 
     def close_outdated_files(self, listed_files: Sequence[FileStagedForDeletion]) -> None:
-        """Close the files whose names files that are listed now have taken; all if another directory has taken the place of the log
-        directory, because the topic was created again. Raises OSError if the directory is gone.
+        """Close files whose names other files have taken; all if the log directory was replaced, because the topic was created again.
+        Raises OSError if the directory is gone.
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
         inodes = {file.base: file.inode for file in listed_files}
@@ -374,9 +360,7 @@ class OpenFilesStagedForDeletion:
 
 @dataclass(frozen=True)
 class SegmentUploadSettings:
-    """Settings that the uploads of one import share. threads: for the sidecar of one segment. advance: called from threads with the size of
-    each uploaded segment.
-    """
+    """threads: for the sidecar of one segment. advance: called from threads with the size of each uploaded segment."""
 
     tier: Tier
     partition: TopicPartition
@@ -388,9 +372,7 @@ class SegmentUploadSettings:
 
 @dataclass(frozen=True)
 class SegmentUpload:
-    """A segment of a log directory that an import adds to the tier (IncomingSegment). identity_check: raises BadData if the directory's
-    topic was recreated.
-    """
+    """Segment that an import adds to the tier. identity_check: raises BadData if the directory's topic was recreated."""
 
     how: SegmentUploadSettings
     member: SegmentToImport
@@ -435,7 +417,7 @@ class SegmentUpload:
 
 
 def require_free_space(url: str, needed_bytes: int) -> None:
-    """Raise OutOfBudget, before anything is written, if the tier is a directory on a disk without space for ``needed_bytes``."""
+    """Raise OutOfBudget if the tier is a directory on a disk without space for ``needed_bytes``."""
     disk = existing_folder(url)
     if disk is None:
         return
@@ -458,10 +440,10 @@ MOST_ATTEMPTS = 1000
 class IncomingSegment(Protocol):
     @property
     def content_identity(self) -> str:
-        """Text that is equal if and only if offsets and bytes are equal."""
+        """Equal if and only if offsets and bytes are equal."""
 
     def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
-        """Create the segment's objects and return its metadata; None if objects with other content have the id."""
+        """Create the objects. Return None if objects with other content have the id."""
 
     def check_source_unchanged(self) -> None:
         """Raise BadData if the source has changed since ``upload_under_id`` read it."""
@@ -469,19 +451,17 @@ class IncomingSegment(Protocol):
 
 @dataclass(frozen=True)
 class SegmentAddition:
-    """Data that is recorded together with new segments, and callbacks for adding them.
+    """Data recorded together with new segments, and callbacks.
 
     tail: the last batches, by which the next import recognises the log.
-    before: the segments are added before the log's start rather than at its end.
+    before: add at the log's start, not at its end.
     at_once: number of segments uploaded at the same time.
-    fits: receives the tier's state when the import is registered; raises an error if the segments do not continue it.
-    listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
-    noted: called when the control log has a new record.
+    fits: raises an error if the segments do not continue the tier's state.
+    listed: called before anything is created, so that a sweep finds what a killed import leaves.
     log_start: for the first segments of a partition; 0 if the log begins with them.
-    source_cleaned_to: the offset up to which a log cleaner had compacted the log; 0 if it shows no sign of one.
+    source_cleaned_to: offset up to which the log was compacted; 0 if it shows no sign.
     accept_loss: a person has accepted that tombstones and transaction markers are missing after the tier's end.
-    cut: record of the truncation, if the segments replace the tier's end. A segment that begins before the cut is the rest of the segment
-        that was cut.
+    cut: the truncation, if the segments replace the tier's end. A segment that begins before it is the rest of the cut segment.
     """
 
     lineage: Lineage
@@ -499,8 +479,7 @@ class SegmentAddition:
 
 
 def add_segments_once(ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition) -> bool:
-    """Add segments to the tier: all of them become readable, or none. Return False if the same import was complete already, also by another
-    process.
+    """All segments become readable, or none. Return False if the same import was complete already, also by another process.
 
     :raises BadData: if a source changed meanwhile, or the segments no longer fit the tier because another process has changed it.
     :raises Fenced: if the import was voided because it paused too long.
@@ -518,7 +497,7 @@ def add_segments_once(ports: EnvironmentPorts, log: PartitionLog, incoming: Sequ
 def _try_import(
     ports: EnvironmentPorts, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
-    """Return False if the id is closed, or an attempt with other settings left other objects, so that new ids are needed."""
+    """Return False if new ids are needed: the id is closed, or an attempt with other settings left other objects."""
     segments: list[RemoteLogSegmentMetadata] | None = []
     if incoming:
         state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], addition.fits)
@@ -562,7 +541,7 @@ def _complete_truncation_record(
 
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
-    """Return the metadata in order; None if objects with other content have one of the ids. After an error no further upload is begun."""
+    """Return None if objects with other content have one of the ids. After an error no further upload is begun."""
 
     def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:
         metadata = segment.upload_under_id(segment_id)
@@ -584,7 +563,6 @@ def _upload_in_order(
     ids: Sequence[str],
     max_parallel: int,
 ) -> Iterator[RemoteLogSegmentMetadata | None]:
-    """Upload ``max_parallel`` at a time; a single segment in the caller's thread."""
     if min(max_parallel, len(incoming)) < 2:
         yield from map(upload, incoming, ids)
         return
@@ -596,12 +574,12 @@ def _upload_in_order(
 
 
 def require_source_unchanged(segment: IncomingSegment) -> None:
-    """Raise BadData if a source changed before its upload ended: the created objects must not become readable."""
+    """Raise BadData if a source changed: the created objects must not become readable."""
     segment.check_source_unchanged()
 
 
 def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], truncation: TailTruncated | None) -> Iterator[str]:
-    """Yield ids derived from the offsets, the bytes and the segments that the import replaces."""
+    """Derived from the offsets, the bytes and the replaced segments."""
     replaced = () if truncation is None else (f"cut {truncation.offset}", *truncation.voided)
     identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):

@@ -2,8 +2,8 @@
 
     new branch checked < records below the cut compared < rounds that cleaned beyond it undone < head and new branch uploaded < the record
 
-A round that cleaned beyond the cut has dropped records because discarded records had the same keys. Undoing the round restores them. If
-their objects are deleted already, the values are lost, which requires a person's consent (``--accept-loss``).
+A round that cleaned beyond the cut has dropped records for discarded ones of the same keys. Undoing it restores them, unless their objects
+are deleted: that loss requires a person's consent (``--accept-loss``).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from compactor.tier.contents import download_segment_file, read_verified_file
 
 
 def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
-    """Undo the rounds that cleaned beyond an offset, latest first, and return notes for people.
+    """Latest first. Return notes for people.
 
     :param accept_loss: continue if a round can no longer be undone.
-    :raises BadData: if not all of them can be undone and ``accept_loss`` is False. No round was undone then.
+    :raises BadData: if not all can be undone and ``accept_loss`` is False; then none was undone.
     :raises Leased: if a compactor is at work.
     """
     state = log.refresh()
@@ -69,7 +69,7 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
 
 
 def _undo_problem(log: PartitionLog, offset: int) -> str:
-    """Return why the cleaner offset cannot go back to an offset; empty: it can. Writes nothing."""
+    """Return why the cleaner offset cannot go back; empty: it can."""
     state = log.state
     while first_dirty_offset_in(state.vector) > offset:
         run_id = state.published[-1] if state.published else ""
@@ -86,9 +86,8 @@ def _undo_problem(log: PartitionLog, offset: int) -> str:
 def segment_head_before_offset(
     tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path
 ) -> SegmentToImport | None:
-    """Return the batches before ``offset`` of the segment that contains it; None if the segment begins there, or a round has left no batch
-    before it. ``scratch`` must exist as long as the result is used. Raises BadData if the object is corrupt, or a batch contains offsets
-    on both sides.
+    """Batches before ``offset`` of its segment; None if a segment begins there, or no batch is left before it. ``scratch`` must exist as
+    long as the result is used. Raises BadData if the object is corrupt, or a batch contains offsets on both sides.
     """
     place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
     first, name, layout = state.live[place], state.topic_partition, tier.ports.layout

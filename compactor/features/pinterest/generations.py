@@ -3,8 +3,8 @@
     published view -> objects created < step recorded < _metadata < offset.wm < pointer < told
 
 Segments that follow a generation's last one are appended to it. If an earlier part of the log was rewritten, undone or truncated, a new
-generation is written beside it, and readers are directed to that one. Any number of processes may write at the same time: names follow from
-the view, and objects and steps are created but never overwritten. A process that finds that another one was faster starts again.
+generation is written beside it, and readers are directed to that one. Any number of processes may write: names follow from the view, and
+objects and steps are never overwritten. A slower process starts again.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ _BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 class PublishedSegment(StrictFrozenModel):
     """One segment of the tier as a part of a generation.
 
-    base, last: first offset, which is in the name of its object, and offset of its last record; -1 if the segment has no records.
+    base, last: offsets of first (in the object's name) and last record; -1 if there are no records.
     timestamp_ms: largest timestamp of this part and of those before it.
-    log_bytes: size of the log object.
     """
 
     segment: str
@@ -94,7 +93,7 @@ class PublishedSegment(StrictFrozenModel):
 
 
 class SupersededGeneration(StrictFrozenModel):
-    """A generation that a later one has replaced. began, ended: number of its first step, and of its successor's."""
+    """began, ended: number of its first step, and of its successor's."""
 
     name: str
     began: int
@@ -105,7 +104,7 @@ class GenerationStepHistory(StrictFrozenModel):
     """Content of all earlier steps of a partition.
 
     began: number of the current generation's first step.
-    before: parts of the current generation.
+    before: the current generation's.
     earlier: generations before it that are not deleted yet.
     """
 
@@ -115,7 +114,7 @@ class GenerationStepHistory(StrictFrozenModel):
 
 
 class GenerationStep(StrictFrozenModel):
-    """A recorded step: the list of parts that were appended to a generation at once.
+    """Parts that were appended to a generation at once.
 
     slot: position in the control log of the copied state.
     whole: content of all earlier steps; set in a generation's first step and every WHOLE_EVERY steps.
@@ -129,11 +128,11 @@ class GenerationStep(StrictFrozenModel):
 
 
 class Generation(StrictFrozenModel):
-    """The current generation of a partition, as its recorded steps state it.
+    """The current generation, by its recorded steps.
 
     number, began: number of its last step, and of its first.
-    whole: number of its last step that repeats all earlier ones, so that reading can begin there.
-    slot: position in the control log of the copied state.
+    whole: its last step that repeats all earlier ones, where reading can begin.
+    slot: as in GenerationStep.
     """
 
     name: str
@@ -145,7 +144,7 @@ class Generation(StrictFrozenModel):
 
     @property
     def published_segments_with_objects(self) -> tuple[PublishedSegment, ...]:
-        """The parts that have records, and so an object; ascending."""
+        """Ascending."""
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
@@ -155,8 +154,8 @@ class Generation(StrictFrozenModel):
     def segments_to_append(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
-        """Return the live segments to append; None if the generation's parts are not the first of them, or its first object begins below
-        the log start, so that a new generation is due.
+        """Return None if a new generation is due: the parts are not the first live segments, or the first object begins below the log
+        start.
         """
         known = [part.segment for part in self.parts]
         is_prefix = [segment.id for segment in live_segments[: len(known)]] == known
@@ -169,8 +168,8 @@ class Generation(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class AnnouncedGeneration:
-    """Announcement of a generation, which readers use once its first step (``number``) is recorded. modified_ms: latest announcement, by
-    the store's clock.
+    """Announcement. Readers use the generation once its first step (``number``) is recorded. modified_ms: latest announcement, by the
+    store's clock.
     """
 
     generation: str
@@ -185,7 +184,7 @@ class PartitionGenerations:
     earlier: generations that are not deleted yet, oldest first.
     begun: announced generations, which may be incomplete.
     numbers: of the stored step objects, ascending.
-    recorded_ms: by number of a generation's first step, when readers were directed to it, by the store's clock.
+    recorded_ms: by number of the first step, when readers were directed to the generation, by the store's clock.
     """
 
     current: Generation | None = None
@@ -200,11 +199,10 @@ class PartitionGenerations:
 
     @property
     def recorded_generation_names(self) -> frozenset[str]:
-        """Names of the generations that are not deleted yet."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def new_generation_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation valid, as ``next_generation_step_number``."""
+        """Step ``next_generation_step_number``, which makes a new generation valid."""
         earlier = self.earlier
         if self.current:
             earlier = (
@@ -215,20 +213,20 @@ class PartitionGenerations:
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
     def appending_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that appends parts, as ``next_generation_step_number``."""
+        """Step ``next_generation_step_number``."""
         due = self.next_generation_step_number - current.whole >= WHOLE_EVERY
         whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_generation_step_numbers(self) -> list[int]:
-        """Return the numbers of steps whose content a later step repeats."""
+        """A later step repeats their content."""
         one = self.current
         # The last steps before the full one stay for readers that have listed the steps earlier, and so does a generation's first step.
         return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
 
 
 class GenerationStepLog:
-    """Log of one partition's steps, numbered without gaps. Steps never change, so each is read once. Not thread-safe."""
+    """Steps of one partition, numbered without gaps, read once. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, keys: PinterestObjectKeys, partition: TopicPartition) -> None:
         self._store = store
@@ -238,22 +236,22 @@ class GenerationStepLog:
 
     @property
     def pointer_object_key(self) -> str:
-        """Key of the pointer object, which directs readers to the current generation."""
+        """Directs readers to the current generation."""
         return f"{self.folder}current.json"
 
     def generation_step_object_key(self, step_number: int) -> str:
         return f"{self.folder}{step_number:020d}.json"
 
     def pointer_written_marker_key(self, first_step_number: int) -> str:
-        """Return the key of the marker that readers were directed to a generation."""
+        """Marks that readers were directed to a generation."""
         return f"{self.folder}{first_step_number:020d}.told"
 
     def generation_announcement_key(self, generation: str) -> str:
         return f"{self.folder}{generation}.begun"
 
     def read_generations(self) -> PartitionGenerations:
-        """Read all generations of the partition, with one LIST request, and a GET request for each step from the last full step on. If a
-        writer deletes a listed step meanwhile, the steps are listed again. Raises BadData if steps are missing or invalid, StoreError.
+        """One LIST request, and a GET request for each step from the last full one on. If a listed step is deleted meanwhile, the steps are
+        listed again. Raises BadData if steps are missing or invalid, StoreError.
         """
         for _ in range(CATALOG_READ_ATTEMPTS - 1):
             try:
@@ -292,7 +290,7 @@ class GenerationStepLog:
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
-        """Return the steps from the last full one on, ascending, and its history. Raises BadData if a step is missing."""
+        """Steps from the last full one on, ascending, and its history. Raises BadData if one is missing."""
         steps: list[GenerationStep] = []
         expected = step_numbers[-1]
         for number in reversed(step_numbers):
@@ -306,7 +304,7 @@ class GenerationStepLog:
         raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
 
     def _read_generation_step(self, step_number: int) -> GenerationStep:
-        """Return one step, cached. Raises BadData if it is invalid or of another version."""
+        """Cached. Raises BadData if it is invalid or of another version."""
         key = self.generation_step_object_key(step_number)
         if step_number in self._steps:
             return self._steps[step_number]
@@ -325,14 +323,14 @@ def partitions_of_object_keys(keys: Sequence[str]) -> list[TopicPartition]:
 
 
 def generation_name(first_step_number: int, attempt: int = 0) -> str:
-    """Return the name of a generation. ``attempt``: higher than 0 if objects with other content exist under the previous name."""
+    """Parameter ``attempt``: higher than 0 if objects with other content exist under the previous name."""
     return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
 
 def format_generation_pointer(
     base_prefix: str, bucket: str, keys: PinterestObjectKeys, partition: TopicPartition, generation: Generation
 ) -> bytes:
-    """Return the JSON object that directs readers to a generation, with bucket and base prefix for S3StorageServiceEndpoint.Builder."""
+    """JSON with bucket and base prefix for S3StorageServiceEndpoint.Builder."""
     document = {
         "version": CATALOG_VERSION,
         "bucket": bucket,
@@ -347,9 +345,7 @@ def format_generation_pointer(
 
 
 def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are left out;
-    readers find them by scanning.
-    """
+    """Lower the base offset by ``offset_distance``. Offsets that no longer fit are left out; readers find them by scanning."""
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY).copy()
     offsets = entries["offset"].astype(np.int64) + offset_distance
     entries = entries[offsets <= MAX32]
@@ -358,8 +354,8 @@ def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
 
 
 def rebase_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit are replaced by the largest
-    one. No entry is left out, because consumers read the last one.
+    """Lower the base offset by ``offset_distance``. Offsets that no longer fit become the largest one. No entry is left out, because
+    consumers read the last one.
     """
     entries = np.frombuffer(index_bytes, TIME_ENTRY).copy()
     entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + offset_distance, MAX32)
@@ -378,21 +374,21 @@ SAY_MS = 60_000
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """Result of one update of a partition's generation.
+    """Result of one update.
 
     status: one of
 
-    - written: a new generation was written;
-    - appended: segments were appended;
+    - written: a new generation;
+    - appended: segments;
     - up_to_date: nothing had to be written;
     - empty: the partition has no records, for which the layout has no form;
-    - removed: the partition was deleted, and with it the object that directs readers to the generation;
-    - superseded: a new generation is due, but only appending was requested.
+    - removed: the partition was deleted, and with it the pointer object;
+    - superseded: a new generation is due, but only appending was allowed.
 
     objects, bytes: created by this update.
-    start_offset: first offset of the generation, which names its first object; -1 if it has no records.
-    end_offset: last offset of the generation, inclusive; -1 if it has no records.
-    slot: position in the control log of the copied state.
+    start_offset: first offset of the generation; -1 if it has no records.
+    end_offset: inclusive; -1 if it has no records.
+    slot: as in GenerationStep.
     """
 
     topic: str
@@ -408,7 +404,7 @@ class GenerationReport:
 
 @dataclass(frozen=True)
 class GenerationTarget:
-    """Store for generations. keep_ms: how long a superseded one is kept after readers were directed to the next."""
+    """Store for generations. keep_ms: for a superseded one after readers were directed to the next."""
 
     store: ObjectStore
     keys: PinterestObjectKeys
@@ -428,7 +424,7 @@ class GenerationTarget:
 
 
 def configured_generation_target(tier: Tier) -> GenerationTarget:
-    """Return the target that ``[tier.pinterest]`` configures.
+    """Target of ``[tier.pinterest]``.
 
     :raises UsageError: if none is configured, if the tier is not compactor-managed, or if the target overlaps the tier or its control
         store.
@@ -453,12 +449,11 @@ def _is_within(url: str, parent_url: str) -> bool:
 
 @dataclass(frozen=True)
 class GenerationWriteOptions:
-    """Options of writing a generation.
+    """Options.
 
     disk: for staged segments; None for ``disk_budget_bytes``.
     append_only: leave new generations, except a partition's first one, to other processes.
     yields: raise Leased if another process has announced recently that it writes this generation.
-    on_bytes: receives the bytes of each copied segment.
     """
 
     disk: DiskBudget | None = None
@@ -470,7 +465,7 @@ class GenerationWriteOptions:
 def write_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions | None = None
 ) -> GenerationReport:
-    """Copy the partition's published segments to its current generation, or to a new one if needed.
+    """Copy published segments to the current generation, or to a new one if needed.
 
     :raises BadData: if an object is missing or damaged.
     :raises OutOfBudget: if a segment does not fit the disk budget.
@@ -483,7 +478,7 @@ def write_generation(
 def update_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
-    """Write a generation as ``write_generation`` does. Return the report and all generations of the partition."""
+    """Same as ``write_generation``."""
     log = target.generation_step_log(partition)
     # Generations are of the latest topic: if the name means another topic by now, this generation would replace that topic's.
     if partition != tier.latest_incarnation(partition):
@@ -525,7 +520,7 @@ class _GenerationWriter:
     reading: StagedSegmentReader
 
     def try_write(self) -> GenerationReport | None:
-        """Append to the current generation, or write a new one if it is due. Return None if another writer was faster."""
+        """Append to the current generation, or write a new one if due. Return None if another writer was faster."""
         current = self.known.current
         lacking = current.segments_to_append(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
@@ -562,8 +557,8 @@ class _GenerationWriter:
         )
 
     def _try_record_empty_generation(self) -> GenerationReport | None:
-        """Record an empty generation, if the partition was deleted or readers may read no record. Return None if another writer was faster.
-        The record remains after all other objects are deleted, so that names and numbers are never used twice.
+        """Only if the partition was deleted or has no readable record. Return None if another writer was faster. The record remains after
+        all other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_generation_step_number, attempt) for attempt in range(len(taken) + 1))
@@ -571,8 +566,8 @@ class _GenerationWriter:
         return self._try_record_generation_step("removed", self.known.new_generation_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
-        """Announce a generation, so that its objects can be deleted if it is never completed. Raises Leased if another process has recently
-        announced one with the same step number, and ``GenerationWriteOptions.yields`` is set.
+        """The announcement lets its objects be deleted if the generation is never completed. Raises Leased if another process has recently
+        announced one with the same step number and ``yields`` is set.
         """
         here = [one for one in self.known.begun if one.number == self.known.next_generation_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
@@ -588,9 +583,7 @@ class _GenerationWriter:
     def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
-        """Record ``step``, so that readers find the ``created`` parts. Return None if another writer has recorded a step with this number
-        before.
-        """
+        """Return None if another writer has recorded a step with this number before."""
         number = self.known.next_generation_step_number
         try:
             self.target.store.create(self.log.generation_step_object_key(number), step.model_dump_json(exclude_none=True).encode())
@@ -609,7 +602,7 @@ class _GenerationWriter:
     def _try_create_segments(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
-        """Create the objects of ``segments``; return None if an object of the same name has other content."""
+        """Return None if an object of the same name has other content."""
         found: list[PublishedSegment] = []
         ends = [part.last + 1 for part in earlier_parts if part.base >= 0]
         base = ends[-1] if ends else self.state.log_start
@@ -632,9 +625,7 @@ class _GenerationWriter:
     def _try_create_segment(
         self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
     ) -> PublishedSegment | None:
-        """Create the objects of one segment, indexes before the log, so that a reader that sees a log also finds its indexes. Return None
-        if an object of that name has other content.
-        """
+        """Indexes before the log, so that a reader of the log finds them. Return None if an object of that name has other content."""
         segment, reading, log_start = self.state.live[segment_ordinal], self.reading, self.state.log_start
         name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
@@ -675,11 +666,10 @@ class _GenerationWriter:
 
 
 def switch_readers(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
-    """Write the current generation's metadata, its watermark and the pointer object, and delete steps that no reader needs. Return all
-    generations.
+    """Write metadata, watermark and the pointer object, and delete steps that no reader needs. Return all generations.
 
-    Every call writes whatever is missing, so that it completes the work of a killed or slow writer. A call that has changed an object reads
-    the steps again, so that the later of two simultaneous writers sees the other one's step.
+    Every call writes what is missing after a killed or slow writer. A call that has changed an object reads the steps again, so that the
+    later of two simultaneous writers sees the other one's step.
     """
     while True:
         known = log.read_generations()

@@ -1,7 +1,7 @@
 """SegmentLayout for Pinterest's tiered storage: three files per segment, named by the base offset.
 
-It has no producer snapshots, transaction indexes, leader epochs or segment ids. Objects are named by offset only, so a segment cannot be
-replaced while readers use it; nothing is ever overwritten. Files are created in any order: consumers wait until a segment has all three.
+It has no producer snapshots, transaction indexes, leader epochs or segment ids. Objects are named by offset only, so nothing is ever
+overwritten. Files are created in any order: consumers wait until a segment has all three.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class PinterestObjectKeys:
-    """Object keys of one cluster. entropy_bits: binary digits in front of each partition's folder; 0 for none."""
+    """entropy_bits: binary digits in front of each partition's folder."""
 
     cluster: str
     entropy_bits: int = 0
@@ -56,7 +56,7 @@ class PinterestObjectKeys:
             )
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return the key prefix of a partition, with a slash at its end."""
+        """With a slash at its end."""
         bits = f"{entropy_prefix(self.cluster, partition, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{partition}/"
 
@@ -64,7 +64,7 @@ class PinterestObjectKeys:
         return self.partition_folder(partition) + file_name(base_offset, file_kind)
 
     def partition_of_object_key(self, key: str) -> TopicPartition | None:
-        """Return the partition of an object; None if it is not of this cluster."""
+        """Return None for an object of another cluster."""
         folder, _, _ = key.rpartition("/")
         try:
             name = TopicPartition.parse(folder.rpartition("/")[2])
@@ -74,7 +74,7 @@ class PinterestObjectKeys:
 
 
 def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
-    """Return the first ``bits`` binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
+    """First binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
     return md5_prefix_bits(f"{cluster}-{partition}", bits)
 
 
@@ -88,13 +88,12 @@ class PinterestFileName(NamedTuple):
 
 
 def parse_file_name(name: str) -> PinterestFileName | None:
-    """Return base offset and kind of a segment's file, or None."""
     match = _OBJECT.fullmatch(name)
     return PinterestFileName(int(match[1]), match[2]) if match else None
 
 
 def derive_segment_id(base_offset: int) -> str:
-    """Return an id derived from the base offset, which never begins with a dash."""
+    """Never begins with a dash."""
     tries = 0
     while (made := encode_segment_id(hashlib.sha256(f"{base_offset}/{tries}".encode()).digest()[:16])).startswith("-"):
         tries += 1
@@ -112,16 +111,14 @@ TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 @dataclass(frozen=True, order=True)
 class SegmentTimestampBound:
-    """Row of the ``_metadata`` file: an upper bound for the timestamps of all records up to a segment's end. Rows compare in the order that
-    consumers use.
-    """
+    """Row of ``_metadata``: an upper bound for all timestamps up to a segment's end. Rows compare in the order of consumers."""
 
     timestamp_ms: int
     base_offset: int
 
 
 def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTimestampBound]) -> bytes:
-    """Encode ``_metadata`` as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
+    """Encode as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
     rows = [{"timestamp": e.timestamp_ms, "relativeOffset": 0, "baseOffset": e.base_offset} for e in sorted(entries)]
     timeindex = {"entries": rows, "timeIndexType": TIME_INDEX_TYPE, "size": len(rows)}
     document = {"topicPartition": {"partition": partition.partition, "topic": partition.topic}, "metadata": {"timeindex": timeindex}}
@@ -129,9 +126,7 @@ def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTim
 
 
 def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[SegmentTimestampBound, ...]:
-    """Return the rows of a ``_metadata`` file, ascending. Raises BadData if consumers could not read it or it belongs to another
-    partition.
-    """
+    """Ascending. Raises BadData if consumers could not read it or it belongs to another partition."""
     try:
         document: Any = json.loads(data)
         reported = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
@@ -149,12 +144,11 @@ def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[Segment
 
 
 def format_watermark_file(base_offset: int) -> bytes:
-    """Return the watermark. ``base_offset``: of the last segment whose log was uploaded."""
+    """Watermark with the base offset of the last segment whose log was uploaded."""
     return f"{base_offset:020d}".encode()
 
 
 def parse_watermark_base_offset(data: bytes, partition: TopicPartition) -> int:
-    """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
         raise _invalid_metadata_file_error(partition, WATERMARK, f"it says {text[:40]!r}, which is not a base offset of 20 digits")
@@ -162,7 +156,7 @@ def parse_watermark_base_offset(data: bytes, partition: TopicPartition) -> int:
 
 
 def _require_integer(value: object) -> int:
-    """Return a JSON integer. Raises TypeError for anything else, booleans included."""
+    """Raises TypeError for anything else, booleans included."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a whole number")
     return value
@@ -188,14 +182,12 @@ _READ_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """A segment found by listing, with the object of each kind of file."""
-
     base: int
     files: Mapping[str, ObjectInfo]
 
     @property
     def has_all_three_files(self) -> bool:
-        """True if consumers use the segment."""
+        """Consumers use no other segment."""
         return len(self.files) == len(OBJECT_KINDS)
 
     @property
@@ -205,11 +197,7 @@ class ListedSegment:
 
 @dataclass(frozen=True)
 class PartitionListing:
-    """Contents of a partition's folder.
-
-    times, watermark: rows of ``_metadata``, and watermark; None if the file does not exist or cannot be read (``problems``).
-    other_keys: keys of all other objects.
-    """
+    """Contents of a partition's folder. times, watermark: None if the file does not exist or cannot be read (``problems``)."""
 
     segments: tuple[ListedSegment, ...]
     times: tuple[SegmentTimestampBound, ...] | None = None
@@ -219,20 +207,20 @@ class PartitionListing:
 
     @property
     def readable_segments(self) -> tuple[ListedSegment, ...]:
-        """Segments that have a log, except those below the first segment in ``_metadata``, whose deletion has begun."""
+        """With a log. Those below the first segment in ``_metadata`` are being deleted."""
         first = min((time.base_offset for time in self.times or ()), default=0)
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)
 
     @property
     def segments_for_consumers(self) -> tuple[ListedSegment, ...]:
-        """Segments that are complete, and named in ``_metadata`` if that exists."""
+        """Complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
         return tuple(segment for segment in self.segments if segment.has_all_three_files and (named is None or segment.base in named))
 
 
 @dataclass
 class PinterestListing:
-    """Listing of the objects of one cluster (``tier.ports.ListedTier``). Every method makes LIST requests."""
+    """Objects of one cluster. Every method makes LIST requests."""
 
     store: ObjectStore
     keys: PinterestObjectKeys
@@ -240,7 +228,7 @@ class PinterestListing:
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def list_topic_partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have a log, sorted, by listing all objects."""
+        """Partitions with a log, sorted, by listing all objects."""
         prefix = "" if self.keys.entropy_bits else f"{self.keys.cluster}/"
         found: set[TopicPartition] = set()
         folder, named = "", None
@@ -253,7 +241,6 @@ class PinterestListing:
         return sorted(found)
 
     def list_partition(self, partition: TopicPartition) -> PartitionListing:
-        """List a partition's folder and read ``_metadata`` and the watermark. Raises StoreError."""
         folder = self.keys.partition_folder(partition)
         files: dict[int, dict[str, ObjectInfo]] = {}
         strangers = []
@@ -277,7 +264,7 @@ class PinterestListing:
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
 
     def live_segments(self, partition: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
+        """Ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
         segments = [segment for segment in self.list_partition(partition).readable_segments if segment.files["log"].size]
         if not segments:
             return ()
@@ -289,7 +276,7 @@ class PinterestListing:
     def _read_optional_file(
         self, key: str, partition: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
     ) -> T | None:
-        """Parse a file. Return None if it is missing, or if it is invalid, with an error in ``problems``."""
+        """Return None if the file is missing or invalid (with an error in ``problems``)."""
         try:
             return parse(self.store.get(key), partition)
         except NotFound:
@@ -307,8 +294,8 @@ class PinterestListing:
 
 
 def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegmentMetadata:
-    """Return the metadata of a listed segment. The leader epoch is 0, because the layout records none; imports and exports take epochs from
-    the batches. The largest timestamp is the upload time. ``last_offset``: inclusive.
+    """The leader epoch is 0, because the layout records none; imports and exports take epochs from the batches. The largest timestamp is
+    the upload time. ``last_offset``: inclusive.
     """
     log = segment.files["log"]
     return RemoteLogSegmentMetadata(
@@ -324,9 +311,7 @@ def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegme
 
 
 def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
-    """Return the offset of a log's last record, by the batch headers after the last index entry. Raises BadData if they do not lead to the
-    log's end.
-    """
+    """By the batch headers after the last index entry. Raises BadData if they do not lead to the log's end."""
     log = segment.files["log"]
     position, last = _last_indexed_position(store, segment, log.size), segment.base - 1
     window, begin = b"", position
@@ -392,20 +377,20 @@ class PinterestLayout(OneObjectPerFileLayout):
 
     @override
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
-        """Return all kinds of files, because consumers skip a segment that lacks one."""
+        """Consumers skip a segment that lacks a file."""
         return OBJECT_KINDS
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> PinterestLayout:
-    """Return the layout of Pinterest's tiers (``tier.kinds.LayoutModule``). Raises UsageError if no cluster is set."""
+    """Raises UsageError if no cluster is set."""
     return PinterestLayout(store, configured_object_keys(settings))
 
 
 def open_listing(settings: Settings, store: ObjectStore) -> PinterestListing:
-    """Return the listing of a tier in Pinterest's layout. Makes no request. Raises UsageError if no cluster is set."""
+    """Makes no request. Raises UsageError if no cluster is set."""
     return PinterestListing(store, configured_object_keys(settings))
 
 
 def configured_object_keys(settings: Settings) -> PinterestObjectKeys:
-    """Return the object keys that [tier.pinterest] configures. Raises UsageError if no cluster is set."""
+    """From [tier.pinterest]. Raises UsageError if no cluster is set."""
     return PinterestObjectKeys(settings.tier.pinterest.cluster, settings.tier.pinterest.entropy_bits)

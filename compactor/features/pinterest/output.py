@@ -1,7 +1,7 @@
-"""Writing and deleting generations of many partitions, for the command `generations` and for the daemon.
+"""Writing and deleting generations of many partitions.
 
 A superseded generation is deleted ``keep_ms`` after readers were directed to its successor, one that was announced and never counted
-``keep_ms`` after its writer's last announcement. Objects are deleted first, then the records about them.
+``keep_ms`` after its writer's last announcement. Objects are deleted before the records about them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class DeletedOrExpiringGeneration:
-    """A generation that was deleted or waits for deletion.
-
-    due_ms: by the store's clock.
-    objects, bytes: -1 if they were not counted.
-    """
+    """due_ms: by the store's clock. objects, bytes: -1 if not counted."""
 
     topic: str
     partition: int
@@ -52,9 +48,7 @@ class DeletedOrExpiringGeneration:
 
 @dataclass(frozen=True)
 class GenerationUpkeepReport:
-    """Result of writing a partition's current generation and deleting old ones. again_ms: when the next may be deleted, by the store's
-    clock; NEVER_MS if none waits.
-    """
+    """again_ms: when the next generation may be deleted, by the store's clock; NEVER_MS if none waits."""
 
     report: GenerationReport
     retired: tuple[DeletedOrExpiringGeneration, ...]
@@ -69,8 +63,8 @@ def write_generations(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
 ) -> list[GenerationReport | CompactorError]:
-    """Bring the current generation of several partitions up to date, ``daemon.threads`` at a time within one disk budget. Return a report
-    or an error for each, in the given order; one that fails does not stop the others (isolation, I9).
+    """Write generations, ``daemon.threads`` at a time within one disk budget. Return reports and errors in the given order; one that fails
+    does not stop the others (isolation, I9).
     """
     options = GenerationWriteOptions(disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
@@ -89,9 +83,7 @@ def write_generations(
 def upkeep_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
-    """Bring a partition's generation up to its view, and delete old ones that are due. Raises BadData, OutOfBudget, Leased, Unavailable,
-    StoreError.
-    """
+    """Write a partition's generation and delete old ones. Raises BadData, OutOfBudget, Leased, Unavailable, StoreError."""
     report, known = update_generation(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeepReport(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
@@ -99,12 +91,10 @@ def upkeep_generation(
 
 @dataclass(frozen=True)
 class PinterestOutput:
-    """Output that writes generations for Pinterest's consumers."""
-
     target: GenerationTarget
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Write the partition's generation and delete old ones. Raises BadData, OutOfBudget, Leased, StoreError."""
+        """Raises BadData, OutOfBudget, Leased, StoreError."""
         done = upkeep_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (
@@ -117,7 +107,7 @@ class PinterestOutput:
 
 
 def open_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
-    """Return the output that [tier.pinterest] describes (``outputs.OutputModule``). Raises UsageError if its target is not usable."""
+    """Output of [tier.pinterest]. Raises UsageError if its target is not usable."""
     target = configured_generation_target(tier)
     return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
@@ -127,16 +117,14 @@ def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition
 
 
 def read_partition_generations(target: GenerationTarget, partition: TopicPartition) -> PartitionGenerations:
-    """Return the generations of a partition. Raises BadData, StoreError."""
+    """Raises BadData, StoreError."""
     return target.generation_step_log(partition).read_generations()
 
 
 def delete_due_generations(
     target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False
 ) -> list[DeletedOrExpiringGeneration]:
-    """Delete the generations of a partition that are due (not if ``dry_run``). Return these and those that still wait. Raises BadData,
-    StoreError.
-    """
+    """Return the due generations and those that still wait. Raises BadData, StoreError."""
     log = target.generation_step_log(partition)
     return _delete_expired_generations(
         target,

@@ -1,7 +1,7 @@
-"""Verification of listed tiers (Pinterest's layout): LIST, ``_metadata`` and ``offset.wm`` against each other and against the logs.
+"""Verification of listed tiers: LIST, ``_metadata``, ``offset.wm`` and the logs against each other.
 
-Problems are judged by what the consumer (S3PartitionConsumer) does. It reads the segment with the greatest base offset at or below its
-position, and its position is the last record it got, plus one. So it never advances if the next segment begins after that.
+The consumer (S3PartitionConsumer) reads the segment with the greatest base offset at or below its position (its last record plus one). It
+never advances if the next segment begins after that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENDLESS_ENTRIES: Final = 2
 def verify_listed_partition(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
 ) -> list[SegmentProblem]:
-    """Return all problems and notes of one partition. Raises OutOfBudget, StoreError. ``on_bytes``: size of each checked log."""
+    """Problems and notes of one partition. Raises OutOfBudget, StoreError. ``on_bytes``: size of each checked log."""
     listed = tier.listed_tier
     if not isinstance(listed, PinterestListing):
         raise UsageError(f"the tier at {tier.ports.layout.url} has another layout than Pinterest's")
@@ -115,7 +115,7 @@ class _ListedPartitionVerifier:
             yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
     def _check_segment(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
-        """Return a segment's problems, and where a consumer continues after it; None if it cannot be read."""
+        """Problems, and where a consumer continues; None if the segment cannot be read."""
         metadata = segment_metadata(segment, segment.base)
         require_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")

@@ -1,4 +1,4 @@
-"""Access to the endpoint: TLS, users with their passwords and topics (SASL PLAIN), and where the endpoint may listen without them."""
+"""Access to the endpoint: TLS, users with their passwords and topics (SASL PLAIN)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compactor.features.serve.protocol import ErrorCode, Request
 
 @dataclass(frozen=True)
 class User:
-    """A user of the endpoint. topics: whole regular expressions; None for all topics."""
+    """topics: whole regular expressions; None for all topics."""
 
     name: str
     password: str = ""
@@ -37,7 +37,7 @@ ANYONE: Final = User("anonymous")
 
 
 def load_users(file: str) -> Mapping[str, User]:
-    """Return the users in a TOML file, by name: ``[alice]`` with ``password`` and ``topics = ["orders-.*"]``.
+    """TOML file of users, by name: ``[alice]`` with ``password`` and ``topics = ["orders-.*"]``.
 
     Raises UsageError if the file cannot be read or is not valid. Its text never repeats what the file holds.
     """
@@ -69,7 +69,7 @@ def load_users(file: str) -> Mapping[str, User]:
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """Return the TLS context of the listener; None without TLS. Raises UsageError if certificate or key cannot be used."""
+    """Raises UsageError if certificate or key cannot be used."""
     if not settings.tls_certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -85,7 +85,7 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
 
 
 def require_safe_listener(settings: ServeSettings, host: str) -> None:
-    """Raise UsageError if others than this machine could connect without TLS and a password."""
+    """Raise UsageError if other machines could connect without TLS and a password."""
     try:
         is_local = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -98,8 +98,6 @@ def require_safe_listener(settings: ServeSettings, host: str) -> None:
 
 
 class Stage(Enum):
-    """Stage of a connection's authentication."""
-
     NEW = auto()
     MECHANISM_CHOSEN = auto()
     AUTHENTICATED = auto()
@@ -117,7 +115,7 @@ ALLOWED: Final[Mapping[Stage, frozenset[int] | None]] = {
 
 
 class Login:
-    """Authentication of one connection. users: None if everybody may read, as on a loopback address."""
+    """users: None if everybody may read, as on a loopback address."""
 
     def __init__(self, users: Mapping[str, User] | None) -> None:
         self._users = users
@@ -129,7 +127,7 @@ class Login:
         return allowed is None or request.key in allowed
 
     def answer(self, request: Request) -> Any | None:
-        """Return the response to a SASL request; None for other requests."""
+        """Response to a SASL request; None for others."""
         if request.key == sasl.SaslHandshakeRequest.API_KEY:
             is_plain = request.body.mechanism == "PLAIN" and self._users is not None
             if is_plain and self.stage is Stage.NEW:
@@ -148,7 +146,7 @@ class Login:
         return sasl.SaslAuthenticateResponse(error_code=code, error_message=why, auth_bytes=b"", session_lifetime_ms=0)
 
     def _find_user(self, token: bytes) -> User | None:
-        """Return the user whose name and password a PLAIN token holds (RFC 4616), or None."""
+        """By name and password of a PLAIN token (RFC 4616)."""
         parts = token.split(b"\0")
         if self._users is None or len(parts) != 3:
             return None

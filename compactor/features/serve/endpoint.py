@@ -1,7 +1,7 @@
 """The endpoint: connections, frames and limits. A process of its own, never in the daemon: a leader must not be slowed by readers.
 
 Requests of one connection are answered in order, as Kafka's clients expect. Records are written from the cache in slices, so that a slow
-reader holds the pieces that it reads and nothing else.
+reader holds only the pieces that it reads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MARK: Final = bytes.fromhex("5e7e0a7c16c34f0e9d21b4c8a3f06d11")
 
 @dataclass
 class Connection:
-    """One client. since_s: monotonic time at which it connected."""
+    """A client. since_s: monotonic time at which it connected."""
 
     peer: str
     since_s: float
@@ -73,7 +73,7 @@ class State:
 
 
 def parse_nodes(settings: ServeSettings, listen: str) -> tuple[Node, list[Node]]:
-    """Return this replica and all replicas, from ``advertised`` and ``nodes``. ``listen``: the address in use. Raises UsageError."""
+    """This replica and all replicas. ``listen``: the address in use. Raises UsageError."""
     host, _, port = (settings.advertised or listen).rpartition(":")
     me = Node(settings.node_id, host.strip("[]"), int(port) or int(listen.rpartition(":")[2]))
     if not settings.nodes:
@@ -94,10 +94,10 @@ def parse_nodes(settings: ServeSettings, listen: str) -> tuple[Node, list[Node]]
 
 
 class Endpoint:
-    """Service that answers clients until it is asked to stop. ``state`` may be read from any thread."""
+    """Service. ``state`` may be read from any thread."""
 
     def __init__(self, tier: Tier, settings: Settings, listen: str, log: EventLogger = JOURNAL) -> None:
-        """Check the settings and open the socket. Raises UsageError."""
+        """Open the socket. Raises UsageError."""
         self.settings = settings.serve
         self.tier = tier
         self.state = State()
@@ -128,16 +128,15 @@ class Endpoint:
     # --- service ---
 
     def run(self) -> None:
-        """Answer clients until ``request_stop`` is called."""
         asyncio.run(self._serve())
 
     def request_stop(self) -> None:
-        """Ask the endpoint to stop, and return at once. Connections are closed, as when a broker goes away: clients ask again."""
+        """Return at once. Connections are closed, as when a broker goes away: clients ask again."""
         if self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def request_settings_change(self, settings: Settings) -> None:
-        """Read the file of users again. Other settings of [serve] take effect at the next start."""
+        """Only the file of users is read again; other settings of [serve] take effect at the next start."""
         if self.settings.users_file:
             try:
                 self._users = access.load_users(self.settings.users_file)
@@ -165,9 +164,7 @@ class Endpoint:
 
     @contextmanager
     def _reserve(self, wanted: int) -> Iterator[int]:
-        """Reserve up to ``wanted`` bytes for the records of a response while they are read, and yield how many: all responses together keep
-        their budget.
-        """
+        """Reserve up to ``wanted`` bytes for a response's records, and yield how many: all responses together keep their budget."""
         left = max(LEAST_RESPONSE, self.settings.max_in_flight_bytes - self.state.in_flight)
         size = min(wanted, self.settings.max_response_bytes, left)
         self.state.in_flight += size
@@ -222,7 +219,6 @@ class Endpoint:
                 await asyncio.wait_for(writer.wait_closed(), 1)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
-        """Answer requests until the client goes away. Raises InvalidFrame."""
         login = access.Login(self._users)
         while True:
             frame = await self._read_frame(reader, login)
@@ -274,7 +270,7 @@ class Endpoint:
             raise EOFError from error
 
     async def _write(self, writer: asyncio.StreamWriter, request: Request, response: Any) -> int:
-        """Write a response in slices, and return its size. Raises TimeoutError if the client takes none of it for too long."""
+        """Return the size. Raises TimeoutError if the client takes none of it for too long."""
         is_fetch = request.key == consumer.FetchRequest.API_KEY
         views = frame_of_fetch(request, response) if is_fetch else [memoryview(encode_response(request, response))]
         size = sum(map(len, views))
@@ -294,10 +290,9 @@ class Endpoint:
 
 
 def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
-    """Return the frame of a Fetch response in parts, in which the records are views of cached bytes.
+    """Frame of a Fetch response in parts; records are views of cached bytes.
 
-    The response is encoded with a mark in place of each partition's records, whose length is put right afterwards: kafka-python would copy
-    the records twice.
+    The response is encoded with a mark in place of each partition's records: kafka-python would copy the records twice.
     """
     records = []
     for topic in response.responses:
@@ -324,9 +319,7 @@ def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
 
 
 def slices(views: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield a frame in parts of at most SLICE bytes. Small ones are joined with the beginning of the next one: each part is a system call,
-    and wakes the client.
-    """
+    """Yield parts of at most SLICE bytes. Small ones are joined: each is a system call, and wakes the client."""
     joined = b""
     for view in views:
         taken = min(len(view), JOINED - len(joined)) if joined or len(view) < JOINED else 0
@@ -349,7 +342,7 @@ def _open_socket(host: str, port: int, listen: str) -> socket.socket:
 
 
 def _cluster_id(tier: Tier) -> str:
-    """Return the id that clients see: the tier's, so that no client takes the endpoint for the cluster that wrote the tier."""
+    """The tier's id, so that no client takes the endpoint for the cluster that wrote the tier."""
     with suppress(CompactorError):
         if tier_id := tier.identity.read_catalog().tier_id:
             return tier_id
@@ -357,7 +350,6 @@ def _cluster_id(tier: Tier) -> str:
 
 
 def client_lines(endpoint: Endpoint, topics: Sequence[str]) -> list[str]:
-    """Return lines that say how clients are pointed at the endpoint."""
     host = f"[{endpoint.me.host}]" if ":" in endpoint.me.host else endpoint.me.host
     address, topic = f"{host}:{endpoint.me.port}", next(iter(topics), "TOPIC")
     return [

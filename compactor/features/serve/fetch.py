@@ -1,13 +1,13 @@
-"""Reading records for Fetch requests: whole batches from the piece cache, cut at what the isolation level may read.
+"""Reading records for Fetch requests.
 
 For one partition of a request:
 
-1. The view of the partition decides whether the offset lies in the tier (``partitions.View.source``).
-2. Pieces are taken from the segment that holds the offset, and from those after it, until the byte budget is full. Pieces that follow are
-   loaded in advance. A piece that is not in memory is waited for only if nothing was found yet.
+1. The view decides whether the offset lies in the tier (``partitions.View.source``).
+2. Pieces are taken from the offset on until the byte budget is full. The next ones are loaded in advance. A piece that is not in memory is
+   waited for only if nothing was found yet.
 3. Batches are cut before the first offset that may not be read, and before the first damaged one.
 4. For read_committed, aborted transactions are found from control records, never from ``.txnindex``: tiers lose its entries.
-5. If an object is gone, a round has replaced the segment: the control log is read again, and the same offset is looked for in the new view.
+5. If an object is gone, a round has replaced the segment: the control log is read again, and the offset is searched in the new view.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MAX_RETRIES = 5
 class AbortedRun(NamedTuple):
     """Batches of one aborted transaction in a piece. first, last: batch numbers, inclusive.
 
-    begins_before, ends_after: whether no marker of the producer stands before or after them in the piece, so that a run of the same
-    producer in the piece before or after belongs to the same transaction.
+    begins_before, ends_after: no marker of the producer stands before or after them in the piece, so that a run in the adjacent piece
+        belongs to the same transaction.
     """
 
     producer_id: int
@@ -58,8 +58,8 @@ class Outcomes:
     """Outcomes of the transactions in a piece.
 
     ended: producers with a marker in the piece.
-    undecidable: numbers of the batches whose transaction's outcome cannot be known, because a marker is damaged.
-    is_final: whether no transaction in the piece is still open.
+    undecidable: batches with unknown outcome, because a marker is damaged.
+    is_final: no transaction in the piece is still open.
     """
 
     aborted: tuple[AbortedRun, ...]
@@ -69,7 +69,7 @@ class Outcomes:
 
 
 class Aborted(NamedTuple):
-    """Entry of a Fetch response: a producer's batches from ``first_offset`` on are aborted, up to its next marker."""
+    """A producer's batches from ``first_offset`` up to its next marker are aborted."""
 
     producer_id: int
     first_offset: int
@@ -79,8 +79,8 @@ class Aborted(NamedTuple):
 class Read:
     """Answer for one partition.
 
-    chunks: whole batches, in order, as views of cached bytes.
-    is_loading: whether records that follow are being loaded, and were not waited for.
+    chunks: whole batches, as views of cached bytes.
+    is_loading: next records are being loaded, and were not waited for.
     """
 
     error: ErrorCode
@@ -96,7 +96,7 @@ class Damaged(Exception):
 
 
 class _CachedPieces(PiecePrefetcher):
-    """Source of pieces for ``TransactionOutcomeFinder``, which runs in a thread: the cache, where its pieces begin at the same bytes."""
+    """Cached pieces for ``TransactionOutcomeFinder``, which runs in a thread."""
 
     def __init__(
         self, cache: PieceCache, loop: asyncio.AbstractEventLoop, open_segment: Callable[[RemoteLogSegmentMetadata], SegmentReader]
@@ -123,7 +123,7 @@ class _CachedPieces(PiecePrefetcher):
 
 
 class TierReader:
-    """Reader of batches for clients. For the event loop.
+    """For the event loop.
 
     read_ahead: number of pieces that are loaded before a client asks for them.
     """
@@ -139,16 +139,15 @@ class TierReader:
         self.damaged = 0
 
     async def close(self) -> None:
-        """End the searches for markers. The loop goes on meanwhile, which they wait for."""
         self._is_closed = True
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
     async def read(self, partition: TopicPartition, offset: int, max_bytes: int, *, committed: bool, at_least_one: bool) -> Read:
-        """Return batches from the one that holds ``offset`` on.
+        """Batches from the one that holds ``offset`` on.
 
-        :param max_bytes: budget for the answer.
-        :param at_least_one: whether the first batch is returned even if it is larger than ``max_bytes`` (KIP-74), and waited for. If not,
-            records that are not in memory are loaded in the background: partitions of a request must not wait one after the other.
+
+        :param at_least_one: return, and wait for, the first batch even if it is larger than ``max_bytes`` (KIP-74). If not, records are
+            loaded in the background: partitions of a request must not wait one after the other.
         """
         view: View | None = None
         max_age_s: float | None = None
@@ -219,7 +218,7 @@ class TierReader:
         self, view: View, segment: RemoteLogSegmentMetadata, piece: Piece, offset: int, bound: int, max_bytes: int, read: Read,
         open_runs: set[int], *, committed: bool, at_least_one: bool,
     ) -> int | None:  # fmt: skip
-        """Add the batches of a piece to an answer. Return the offset after them; None if the answer is complete."""
+        """Return the offset after them; None if the answer is complete."""
         table = piece.source.source.table
         first = int(np.searchsorted(table.last_offset, offset))
         # The header of a compressed v0/v1 wrapper has no base offset; it holds at least one record, its last.
@@ -260,7 +259,7 @@ class TierReader:
         return await self._cache.bounds(segment.id, lambda: SegmentReader(tier.ports.layout, view.partition, segment, limit))
 
     def _prefetch(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], bounds: Bounds, number: int) -> None:
-        """Begin to load the next pieces: of this segment from ``number`` on, then the first ones of the segments after it."""
+        """Load this segment's pieces from ``number`` on, then the first ones of the next segments."""
         left = self._read_ahead
         for ahead in range(number, min(number + left, len(bounds.positions))):
             self._cache.prefetch(bounds, ahead)
@@ -296,7 +295,7 @@ class TierReader:
             raise StoreError("the endpoint stops")
 
     def _find_outcomes(self, view: View, piece: Piece, loop: asyncio.AbstractEventLoop) -> Outcomes:
-        """Find the outcomes of a piece's transactions, reading markers after it where they are needed. Runs in a thread."""
+        """Markers after the piece are read where needed. Runs in a thread."""
         tier = self._partitions.tier
         limit = tier.settings.cleaner.max_decompressed_batch_bytes
 
@@ -317,7 +316,7 @@ class TierReader:
 
 
 def outcomes_of_batches(piece: SegmentPiece, kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> Outcomes:
-    """Return the runs of aborted batches in a piece, from the outcome of each batch (ABORT, COMMIT, UNDECIDED, UNKNOWN)."""
+    """By the outcome of each batch (ABORT, COMMIT, UNDECIDED, UNKNOWN)."""
     table = piece.source.table
     data = table.transactional_flags & (table.control == NOT_CONTROL)
     unknown = data & (kinds == UNKNOWN)
@@ -351,12 +350,12 @@ def outcomes_of_batches(piece: SegmentPiece, kinds: np.ndarray[tuple[int], np.dt
 
 
 def add_aborted(entries: list[Aborted], outcomes: Outcomes, first: int, end: int, open_runs: set[int]) -> None:
-    """Add the aborted transactions of the batches from ``first`` up to ``end`` (exclusive) of a piece to those of a response.
+    """Add the aborted transactions of batches ``first`` to ``end`` (exclusive) of a piece.
 
-    A transaction gets one entry for all pieces of a response: librdkafka takes one off at each marker, and a second one would hide records
-    that the producer committed later.
+    A transaction gets one entry in a response: librdkafka takes one off at each marker; a second would hide records that the producer
+        committed later.
 
-    :param open_runs: producers whose aborted transaction goes on at the end of the pieces before; updated.
+    :param open_runs: producers whose aborted transaction continues; updated.
     """
     was_open = frozenset(open_runs)
     open_runs -= outcomes.ended

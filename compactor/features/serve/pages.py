@@ -30,7 +30,7 @@ _MOST_SHOWN = 200
 
 
 class ConnectionRow(StrictFrozenModel):
-    """A client's connection. connected_ms: how long it has lasted."""
+    """connected_ms: how long the connection has lasted."""
 
     peer: str
     user: str
@@ -41,7 +41,7 @@ class ConnectionRow(StrictFrozenModel):
 
 
 class ServedPartition(StrictFrozenModel):
-    """A partition as clients see it. end_offset, stable_offset: exclusive. age_ms: age of this view."""
+    """end_offset, stable_offset: exclusive. age_ms: age of this view."""
 
     partition: str
     log_start_offset: int
@@ -52,7 +52,7 @@ class ServedPartition(StrictFrozenModel):
 
 
 class EndpointDocument(StrictFrozenModel):
-    """Status of the endpoint. Sizes in bytes. problem: why it is not ready; empty if it is."""
+    """problem: why the endpoint is not ready; empty if it is."""
 
     version: str
     tier: str
@@ -75,13 +75,10 @@ class EndpointDocument(StrictFrozenModel):
 
 
 class EndpointPages:
-    """Source of the pages that an endpoint serves (``web.server.HttpResponder``)."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     def respond_to_request(self, target: str) -> HttpResponse:
-        """Return the response to a GET request for a path."""
         path, _, query = target.partition("?")
         if path == "/":
             return HttpResponse(HTTPStatus.OK, HTML, render_template("serve.html", document=self.document(), root=""))
@@ -99,12 +96,10 @@ class EndpointPages:
         return HttpResponse(HTTPStatus.NOT_FOUND, TEXT, b"there are /, /api/status, /metrics, /healthz and /readyz\n")
 
     def silence(self) -> str:
-        """Return why the event loop is not healthy; empty if it is."""
         silent = time.monotonic() - self._endpoint.state.turned_s - self._endpoint.partitions.max_age_s
         return f"it has not come round for {silent:.0f} s" if silent > SILENT_S else ""
 
     def document(self) -> EndpointDocument:
-        """Return the endpoint's present status."""
         endpoint, now = self._endpoint, time.monotonic()
         counts = endpoint.requests.counts if endpoint.requests is not None else None
         cache = endpoint.cache
@@ -143,7 +138,6 @@ class EndpointPages:
         )  # fmt: skip
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield all metrics of the endpoint."""
         document, state, now = self.document(), self._endpoint.state, time.monotonic()
         requests = CounterMetricFamily(f"{OWN}_serve_requests", "Requests of clients, by type", labels=["api"])
         yield add_labelled_values(requests, document.requests)

@@ -1,4 +1,4 @@
-"""Views of the tier's partitions: their control logs, refreshed when somebody asks and they are old.
+"""Views of the tier's partitions, refreshed from control logs on request if old.
 
 A view is one consistent state of a partition. ``View.source`` is the one place that decides where the records at an offset come from.
 """
@@ -37,8 +37,6 @@ UNHINTED_S = 60.0
 
 
 class RecordSource(Enum):
-    """Source of the records at an offset."""
-
     TIER = auto()
     END = auto()
     """Nowhere yet: the offset is the end of what this isolation level may read."""
@@ -47,10 +45,10 @@ class RecordSource(Enum):
 
 @dataclass(frozen=True)
 class View:
-    """State of a partition that readers see.
+    """State of a partition.
 
     start: first readable offset. end: exclusive. stable: the last stable offset, from which on read_committed does not read.
-    epoch: the last leader epoch; -1 if unknown. hint: number of the latest hint when it was read. taken_s: by the monotonic clock.
+    epoch: the last leader epoch; -1 if unknown. hint: latest hint when it was read. taken_s: by the monotonic clock.
     """
 
     partition: TopicPartition
@@ -68,27 +66,26 @@ class View:
         return self.lineage[-1].epoch if self.lineage else UNDEFINED
 
     def bound(self, *, committed: bool) -> int:
-        """Return the first offset that this isolation level may not read."""
+        """First offset that this isolation level may not read."""
         return min(self.stable, self.end) if committed else self.end
 
     def source(self, offset: int, *, committed: bool) -> RecordSource:
-        """Decide where the records at an offset come from."""
         if not self.start <= offset <= self.end:
             return RecordSource.OUT_OF_RANGE
         return RecordSource.TIER if offset < self.bound(committed=committed) else RecordSource.END
 
     def segments_from(self, offset: int) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """Return the segments that end at or after an offset, ascending."""
+        """Segments that end at or after an offset, ascending."""
         return self.segments[bisect_left(self.segments, offset, key=lambda segment: segment.end_offset) :]
 
     def epoch_at(self, offset: int) -> int:
-        """Return the leader epoch of the record at an offset; -1 if unknown."""
+        """Epoch, -1 if unknown."""
         number = bisect_right(self.lineage, offset, key=lambda entry: entry.start_offset)
         return self.lineage[number - 1].epoch if number else UNDEFINED
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """Return the largest known epoch up to ``epoch``, and the offset at which it ends (exclusive), as Kafka's
-        ``LeaderEpochFileCache.endOffsetFor``; (-1, -1) if the epoch is not known.
+        """Largest known epoch up to ``epoch``, and its end (exclusive), as Kafka's ``LeaderEpochFileCache.endOffsetFor``; (-1, -1) if the
+        epoch is not known.
         """
         if not self.lineage or epoch > self.epoch or epoch < 0:
             return UNDEFINED, UNDEFINED
@@ -99,7 +96,7 @@ class View:
 
 
 class Node(NamedTuple):
-    """One replica of the endpoint, as clients reach it."""
+    """A replica's address for clients."""
 
     id: int
     host: str
@@ -107,7 +104,7 @@ class Node(NamedTuple):
 
 
 def leader_of(partition: TopicPartition, nodes: Iterable[Node]) -> Node:
-    """Return the replica that serves a partition, by rendezvous hashing: when one is added or taken away, only its partitions move."""
+    """By rendezvous hashing: when a replica is added or removed, only its partitions move."""
 
     def weight(node: Node) -> bytes:
         return hashlib.sha256(f"{node.id}/{partition.topic}/{partition.partition}".encode()).digest()
@@ -116,9 +113,9 @@ def leader_of(partition: TopicPartition, nodes: Iterable[Node]) -> Node:
 
 
 class Partitions:
-    """The tier's partitions, by topic name and by topic id. For the event loop; reading takes place in threads.
+    """The tier's partitions. For the event loop; threads read.
 
-    max_age_s: age at which a view is refreshed when somebody asks for it.
+    max_age_s: age at which a requested view is refreshed.
     """
 
     def __init__(self, tier: Tier, max_age_s: float, pool: ThreadPoolExecutor, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -140,7 +137,7 @@ class Partitions:
         """Last failure to read a partition, or the listing (None), and the time at which it was known."""
 
     async def topics(self, max_age_s: float | None = None) -> Mapping[str, Mapping[int, TopicPartition]]:
-        """Return the partitions of each topic, of the topic that was created last under its name. Raises UsageError, StoreError."""
+        """Partitions of the topic that was created last under each name. Raises UsageError, StoreError."""
         limit, asked_s = self.max_age_s if max_age_s is None else max_age_s, self._clock_s()
         if self.tier.kind.metadata is MetadataSource.LISTING:
             limit = max(limit, UNHINTED_S)  # it lists every object
@@ -160,11 +157,10 @@ class Partitions:
         return self._topics
 
     async def find(self, topic: str, number: int) -> TopicPartition | None:
-        """Return a partition by its name, or None if the tier does not hold it."""
         return (await self.topics()).get(topic, {}).get(number)
 
     async def topic_name(self, topic_id: uuid.UUID) -> str | None:
-        """Return the name of the topic that has an id now, or None: the topic was created again, or is not in the tier."""
+        """Return None if the topic was created again, or is not in the tier."""
         if topic_id not in self._names:
             topics = await self.topics()
             await self.refresh([next(iter(partitions.values())) for partitions in topics.values()])
@@ -176,7 +172,7 @@ class Partitions:
         return name if name is not None and await self.topic_id(name) == topic_id else None
 
     async def topic_id(self, topic: str) -> uuid.UUID | None:
-        """Return the id of a topic, zero if it has none; None if the tier does not hold the topic, or all its control logs are damaged.
+        """Zero if the topic has no id; None if the tier does not hold it, or all its control logs are damaged.
 
         Raises StoreError.
         """
@@ -186,15 +182,14 @@ class Partitions:
         return None
 
     def views(self) -> list[View]:
-        """Return the present views. May be called from any thread."""
+        """May be called from any thread."""
         return list(self._views.copy().values())
 
     def last_view(self, partition: TopicPartition) -> View | None:
-        """Return the last view of a partition, whatever its age; None if there is none."""
         return self._views.get(partition)
 
     async def refresh(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read the control logs of partitions whose views are old, at the same time. Their errors come from ``view``."""
+        """Read old views at the same time. Their errors come from ``view``."""
         now = self._clock_s()
         old = [name for name in partitions if self._age_s(name, now) >= self.max_age_s]
         for done in old and await asyncio.gather(*map(self.view, old), return_exceptions=True):
@@ -202,7 +197,7 @@ class Partitions:
                 raise done
 
     async def view(self, partition: TopicPartition, max_age_s: float | None = None) -> View:
-        """Return a view of a partition that is at most ``max_age_s`` old (None: the usual age; 0: now).
+        """View that is at most ``max_age_s`` old (None: the usual age; 0: now).
 
         Raises StoreError; BadData if the control log is damaged.
         """
@@ -217,7 +212,7 @@ class Partitions:
         return await asyncio.shield(task)
 
     def _age_s(self, partition: TopicPartition, now_s: float) -> float:
-        """Return the time in seconds for which a partition may have changed unnoticed; infinite if it was not read yet."""
+        """Seconds for which a partition may have changed unnoticed; infinite if it was not read yet."""
         view = self._views.get(partition)
         return now_s - max(view.taken_s, self._confirmed_s.get(partition, view.taken_s)) if view is not None else math.inf
 
@@ -236,8 +231,8 @@ class Partitions:
             return view
 
     def _raise_failure(self, subject: TopicPartition | None, asked_s: float, limit: float) -> None:
-        """Raise the last failure of a read if it is newer than the request, or no older than ``limit``: a store that does not answer must
-        not be waited for by one request after the other.
+        """Raise the last failure if it is newer than the request, or no older than ``limit``: requests must not wait for an unresponsive
+        store one after the other.
         """
         failed_s, error = self._failures.get(subject, (-UNHINTED_S, None))
         if error is not None and (failed_s > asked_s or self._clock_s() - failed_s < limit):
@@ -252,7 +247,6 @@ class Partitions:
             raise
 
     async def _is_unchanged(self, partition: TopicPartition, view: View) -> bool:
-        """Return whether no hint says that a partition has changed since a view was taken."""
         if not self.tier.kind.is_compactor_managed or self._clock_s() - view.taken_s > UNHINTED_S:
             return False
         await self.topics()
@@ -263,10 +257,10 @@ class Partitions:
         return self.tier.list_latest_incarnations()
 
     def _read(self, partition: TopicPartition, before: View | None, *, now: bool) -> View:
-        """Read a partition's control log to its end. Runs in a thread, one for each partition.
+        """Read the control log to its end. Runs in a thread, one for each partition.
 
-        :param before: the view before; None if there is none.
-        :param now: whether what brokers report must not be a second old either.
+
+        :param now: what brokers report must not be a second old either.
         """
         tier, taken = self.tier, self._clock_s()
         hint = tier.change_notifier.latest_hint(partition)
@@ -296,5 +290,5 @@ class Partitions:
         )
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, called in a thread that may wait for the store."""
+        """Call ``work`` in a thread that may wait for the store."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,7 +1,7 @@
 """Cache of pieces of segments: whole batches, a few megabytes, parsed and checked once. Memory first, then a budget on disk.
 
-Segments never change under their ids, so that a piece is valid for as long as somebody reads it. All methods of ``PieceCache`` belong to
-the event loop; what waits for a store or a disk runs in threads.
+Segments never change under their ids, so that a piece stays valid. Methods of ``PieceCache`` belong to the event loop; threads wait for
+store and disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEPT_SEGMENTS = 10_000
 
 
 class PieceKey(NamedTuple):
-    """Place of a piece. Its size is part of it: bounds from an offset index and from the batches may differ."""
+    """Place of a piece. Bounds from an offset index and from the batches may differ, so the size is part of it."""
 
     segment_id: str
     position: int
@@ -44,8 +44,8 @@ class Bounds:
     """Beginnings of the pieces of a segment.
 
     positions: byte positions, ascending; the first is 0.
-    offsets: for each piece, the last offset of its first batch. The first piece has -1.
-    is_scanned: whether they come from the batches themselves, and not from the offset index.
+    offsets: last offset of each piece's first batch; -1 for the first piece.
+    is_scanned: taken from the batches, not from the offset index.
     """
 
     reader: SegmentReader
@@ -54,7 +54,7 @@ class Bounds:
     is_scanned: bool = False
 
     def find(self, offset: int) -> int:
-        """Return the number of the first piece that can hold ``offset``. If it does not, the next one does, or none."""
+        """Number of the first piece that can hold ``offset``. If not there, it is in the next one."""
         return int(np.searchsorted(self.offsets, offset, side="right")) - 1
 
     def key(self, number: int) -> PieceKey:
@@ -69,10 +69,10 @@ class Bounds:
 class Piece:
     """Whole batches of a segment, with their CRCs checked.
 
-    ends: byte position after each batch, from the piece's beginning.
-    damaged: numbers of the batches whose CRC does not match, ascending.
+    ends: byte position after each batch.
+    damaged: numbers of batches with invalid CRC, ascending.
     damage: the error that ends the piece, if bytes after the last batch are not batches.
-    outcomes: outcome of each batch's transaction (``fetch.Outcomes``); None until somebody reads committed records.
+    outcomes: ``fetch.Outcomes``; None until committed records are read.
     """
 
     source: SegmentPiece
@@ -84,12 +84,12 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Return the memory that it takes, including the columns of its batch headers."""
+        """Memory, with the columns of batch headers."""
         return len(self.data) + sum(column.nbytes for column in self.source.source.table)
 
 
 def load_bounds(reader: SegmentReader) -> Bounds:
-    """Return the piece bounds of a segment, from its offset index, or from the batches if the index is missing or not true.
+    """From the offset index, or from the batches if it is missing or invalid.
 
     Raises SegmentGone, BadData, StoreError.
     """
@@ -105,7 +105,7 @@ def load_bounds(reader: SegmentReader) -> Bounds:
 
 
 def scan_bounds(reader: SegmentReader) -> Bounds:
-    """Return the piece bounds of a segment by reading all of its batches. Where a batch is damaged, the last piece begins."""
+    """By reading all batches. The last piece begins where a batch is damaged."""
     positions, offsets = [0], [-1]
     with suppress(BadData):  # the last piece says so when it is read
         for piece in reader.read_pieces(0, PIECE_BYTES):
@@ -116,9 +116,7 @@ def scan_bounds(reader: SegmentReader) -> Bounds:
 
 
 def load_piece(bounds: Bounds, number: int, data: bytes | None = None) -> Piece:
-    """Read, parse and check one piece. ``data``: its bytes, if they are on disk. Raises SegmentGone, StoreError; BadData if not even its
-    first batch can be read.
-    """
+    """Load ``data``, or read it from the store. Raises SegmentGone, StoreError; BadData if not even its first batch can be read."""
     reader, position, size = bounds.reader, int(bounds.positions[number]), bounds.size(number)
     damage: BadData | None = None
     try:
@@ -134,7 +132,7 @@ def load_piece(bounds: Bounds, number: int, data: bytes | None = None) -> Piece:
 
 
 class DiskBudgetFolder:
-    """Files of pieces within a budget of bytes; the oldest go first. Used by one thread at a time."""
+    """Files of pieces; the oldest go first. Used by one thread at a time."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self._folder, self.budget = folder, budget
@@ -149,7 +147,7 @@ class DiskBudgetFolder:
         return self._folder / f"{key.segment_id}-{key.position}-{key.size}.piece"
 
     def read(self, key: PieceKey) -> bytes | None:
-        """Return the bytes of a piece, or None if they are not here. They are checked like those of a store."""
+        """Bytes are checked like a store's."""
         if key not in self._sizes:
             return None
         self._sizes.move_to_end(key)
@@ -160,7 +158,7 @@ class DiskBudgetFolder:
         return data if len(data) == self._sizes[key] else None
 
     def write(self, key: PieceKey, data: memoryview) -> None:
-        """Keep the bytes of a piece, and remove older ones beyond the budget. A full disk only costs the cache."""
+        """Remove older pieces beyond the budget. A full disk only costs the cache."""
         if key in self._sizes or len(data) > self.budget:
             return
         while self.used + len(data) > self.budget:
@@ -178,8 +176,6 @@ class DiskBudgetFolder:
 
 @dataclass
 class CacheCounts:
-    """Counters of the cache: pieces found in memory, on disk, and loaded from the store."""
-
     memory: int = 0
     disk: int = 0
     store: int = 0
@@ -187,10 +183,9 @@ class CacheCounts:
 
 
 class PieceCache:
-    """Pieces by segment and position. Whoever asks for a piece that is being loaded waits for that load (single flight).
+    """Pieces by segment and position. Requests for a piece that is being loaded wait for that load (single flight).
 
-    memory_bytes: budget for pieces in memory. disk: the same on disk. pool: ``threads`` threads for
-    loads. No more than twice as many are begun in advance, so that what clients wait for is not far back in the queue.
+    pool: ``threads`` threads for loads. At most twice as many loads are begun in advance, so that requests do not wait long.
     """
 
     def __init__(self, memory_bytes: int, disk: DiskBudgetFolder, pool: ThreadPoolExecutor, threads: int) -> None:
@@ -211,11 +206,9 @@ class PieceCache:
         return self._disk.used
 
     def known_bounds(self, segment_id: str) -> Bounds | None:
-        """Return the bounds of a segment if they are in memory."""
         return self._bounds.get(segment_id)
 
     async def bounds(self, segment_id: str, reader: Callable[[], SegmentReader]) -> Bounds:
-        """Return where the pieces of a segment begin. ``reader``: makes a reader of the segment."""
         found = self._bounds.get(segment_id)
         if found is None:
             found = await self._single_flight(segment_id, lambda: self._run(lambda: load_bounds(reader())))
@@ -227,10 +220,9 @@ class PieceCache:
         return found
 
     async def piece(self, bounds: Bounds, number: int) -> Piece | None:
-        """Return a piece. Raises the errors of ``load_piece``.
+        """Raises the errors of ``load_piece``.
 
-        None if the piece is damaged, its bounds came from the offset index, and new ones were made from the batches: ``bounds`` returns
-        them.
+        None if the piece is damaged and its bounds came from the offset index: ``bounds`` returns new ones, from the batches.
         """
         if bounds.is_scanned:
             return await self._piece(bounds, number)
@@ -256,14 +248,14 @@ class PieceCache:
         return bounds.key(number) in self._pieces
 
     def prefetch(self, bounds: Bounds, number: int) -> None:
-        """Begin to load a piece that will be asked for next, unless it is here or coming. Its errors wait until somebody asks for it."""
+        """Begin to load a piece, unless it is loaded or loading. Its errors wait for the next request."""
         key = bounds.key(number)
         if key not in self._pieces and key not in self._loads and len(self._loads) < self._most_loads:
             self._begin(key, self._load(bounds, number)).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _rescan(self, bounds: Bounds) -> None:
-        """Take the bounds of a segment from its batches: the offset index may be what is damaged. If the batches cannot be read to the
-        segment's end either, the index is right, and leads past the damage.
+        """Take the bounds from the batches: the offset index may be damaged. If the batches cannot be read to the end either, the index is
+        right, and leads past the damage.
         """
         key = ("scan", bounds.reader.metadata.id)
         found = await self._single_flight(key, lambda: self._run(lambda: scan_bounds(bounds.reader)))
@@ -274,7 +266,6 @@ class PieceCache:
         self._bounds[bounds.reader.metadata.id] = found if is_whole else replace(bounds, is_scanned=True)
 
     def forget(self, segment_id: str) -> None:
-        """Drop the bounds of a segment whose objects are gone."""
         self._bounds.pop(segment_id, None)
 
     async def _load(self, bounds: Bounds, number: int) -> Piece:
@@ -301,7 +292,7 @@ class PieceCache:
         self._queued -= 1
 
     async def _load_from_disk(self, bounds: Bounds, number: int) -> Piece | None:
-        """Return a piece from the disk; None if it is not there, or anything in it is damaged: the store decides what is."""
+        """Return None if the piece is missing or damaged: the store decides."""
         data = await self._run(lambda: self._disk.read(bounds.key(number)), self._disk_turn)
         if data is None:
             return None

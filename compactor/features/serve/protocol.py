@@ -1,4 +1,4 @@
-"""Requests and responses of Kafka's protocol that the endpoint knows: which versions it offers, and how frames become messages.
+"""Requests and responses of Kafka's protocol that the endpoint knows.
 
 The message types and their encoding are kafka-python's. A frame is four bytes of length and then that many bytes.
 """
@@ -16,7 +16,7 @@ from compactor.constants import TopicId
 
 
 class ErrorCode(IntEnum):
-    """Error codes of Kafka's protocol (org.apache.kafka.common.protocol.Errors)."""
+    """From org.apache.kafka.common.protocol.Errors."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -38,7 +38,7 @@ class ErrorCode(IntEnum):
 
 
 class Api(NamedTuple):
-    """Kind of request. first, last: versions that are offered, both inclusive."""
+    """first, last: offered versions, inclusive."""
 
     request: Any
     response: Any
@@ -71,11 +71,11 @@ APIS: Final[dict[int, Api]] = {
 
 
 class InvalidFrame(Exception):
-    """Raised if the bytes of a frame are not a request that the endpoint knows. The connection is closed."""
+    """Raised if a frame is not a known request. The connection is closed."""
 
 
 class Request(NamedTuple):
-    """One request. body: kafka-python's message; None if the version of an ApiVersions request is not offered (KIP-511)."""
+    """body: kafka-python's message; None if the version of an ApiVersions request is not offered (KIP-511)."""
 
     key: int
     version: int
@@ -85,7 +85,7 @@ class Request(NamedTuple):
 
 
 def decode_request(frame: bytes) -> Request:
-    """Return the request in a frame, given without its length. Raises InvalidFrame."""
+    """The frame is without its length. Raises InvalidFrame."""
     if len(frame) < 8:
         raise InvalidFrame("it is shorter than a request header")
     key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
@@ -105,7 +105,7 @@ def decode_request(frame: bytes) -> Request:
 
 
 def encode_response(request: Request, response: Any) -> bytearray:
-    """Return a response as a frame, its length included. The version is the request's; 0 where that one is not offered (KIP-511)."""
+    """Frame with its length. The version is the request's; 0 where that one is not offered (KIP-511)."""
     response.API_VERSION = 0 if request.body is None else request.version
     response.with_header(correlation_id=request.correlation_id)
     encoded: bytearray = response.encode(header=True, framed=True)
@@ -113,7 +113,6 @@ def encode_response(request: Request, response: Any) -> bytearray:
 
 
 def api_versions(request: Request) -> Any:
-    """Return the response to an ApiVersions request."""
     response = metadata.ApiVersionsResponse
     return response(
         error_code=ErrorCode.NONE if request.body is not None else ErrorCode.UNSUPPORTED_VERSION,
@@ -123,5 +122,5 @@ def api_versions(request: Request) -> Any:
 
 
 def uuid_of_topic_id(topic_id: TopicId) -> uuid.UUID:
-    """Return a topic id, as Kafka prints it, as a UUID; the zero UUID, which clients take for none, if it is empty."""
+    """Zero, which clients take for none, if the topic id is empty."""
     return uuid.UUID(bytes=base64.urlsafe_b64decode(topic_id + "==")) if topic_id else uuid.UUID(int=0)

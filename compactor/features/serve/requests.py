@@ -1,4 +1,4 @@
-"""Answers to requests: one function for each kind, chosen by a table. Errors are Kafka's error codes; what is refused says why.
+"""Answers to requests, with Kafka's error codes.
 
 Group requests are refused as not authorised, never answered with "no offset": an application would begin again at ``auto.offset.reset``.
 """
@@ -47,7 +47,7 @@ CONFIGS: Final[Mapping[str, str]] = {
 
 @dataclass
 class Counts:
-    """Counters of the endpoint, for metrics. by_api, errors: by name of request type and of error code."""
+    """by_api, errors: by name of request type and of error code."""
 
     by_api: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Requests:
     """Handler of requests of authenticated clients.
 
     me: this replica. nodes: all replicas, this one included.
-    reserve: takes bytes of records that a response may hold, a first batch that is larger aside, and says how many there are to be had.
+    reserve: takes bytes for a response's records (a larger first batch aside), and returns how many are available.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Requests:
         return self._partitions.tier
 
     async def answer(self, request: Request, user: User) -> Any:
-        """Return the response to a request; None if the client expects none. Raises CompactorError if the tier cannot be read."""
+        """Return None if the client expects no response. Raises CompactorError if the tier cannot be read."""
         if request.key == metadata.ApiVersionsRequest.API_KEY:
             return api_versions(request)
         refuse = REFUSALS.get(request.key)
@@ -132,7 +132,6 @@ class Requests:
         )
 
     async def _wanted_topic(self, topic: Any, topics: Collection[str], user: User) -> tuple[str | None, Any, ErrorCode]:
-        """Return name, id and error of a topic that a client asks about by name or by id."""
         name = topic if isinstance(topic, str) else topic.name
         topic_id = None if isinstance(topic, str) else topic.topic_id
         if name is None:
@@ -182,8 +181,8 @@ class Requests:
         )
 
     async def _find_coordinator(self, request: Request, user: User) -> Any:
-        """Name this replica, which refuses what a coordinator is asked. librdkafka, which cannot do without a group.id, looks for one also
-        where partitions are assigned, and would report an error to applications that commit nothing.
+        """Name this replica, which refuses a coordinator's requests: librdkafka, which requires a group.id, also looks for a coordinator
+        where partitions are assigned, and would report an error.
         """
         response, me = metadata.FindCoordinatorResponse, self._me
         rows = [
@@ -226,7 +225,7 @@ class Requests:
     # --- offsets ---
 
     async def _partition_view(self, topic: str, number: int, epoch: int, user: User) -> tuple[ErrorCode, View | None]:
-        """Return the view of a partition that a client names, or the error: ``epoch`` is the leader epoch that it knows, -1 for none."""
+        """View, or the error. ``epoch``: the leader epoch that the client knows, -1 for none."""
         if not user.may_read(topic):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED, None
         try:
@@ -248,7 +247,7 @@ class Requests:
         return ErrorCode.NONE, view
 
     async def _refresh(self, wanted: Iterable[tuple[str, int]]) -> None:
-        """Read the control logs of the partitions of a request at the same time. What is wrong with one is told when it is read."""
+        """Read control logs at the same time. Errors are reported when a view is read."""
         with suppress(CompactorError):
             topics = await self._partitions.topics()
             found = [topics.get(topic, {}).get(number) for topic, number in wanted]
@@ -280,7 +279,7 @@ class Requests:
         return response(throttle_time_ms=0, topics=topics)
 
     async def _find_offset(self, view: View, timestamp: int, *, committed: bool) -> tuple[ErrorCode, int, int]:
-        """Return error, timestamp and offset for a timestamp of ListOffsets; -1 and -1 if there is no record."""
+        """Error, timestamp and offset for ListOffsets; -1 and -1 if there is no record."""
         if timestamp == LATEST:
             return ErrorCode.NONE, UNDEFINED, view.bound(committed=committed)
         if timestamp == EARLIEST:
@@ -343,9 +342,7 @@ class Requests:
         return consumer.FetchResponse(throttle_time_ms=0, error_code=ErrorCode.NONE, session_id=0, responses=topics)
 
     async def _read_topics(self, request: Request, user: User, budget: int, *, committed: bool) -> tuple[list[Any], int, bool]:
-        """Return the topics of a Fetch response, the bytes of their records, and whether it must not wait for more:
-        a partition has an error, or records that are being loaded.
-        """
+        """Topics of a Fetch response, the bytes of their records, and whether it must not wait for more."""
         topics, size, is_urgent = [], 0, False
         names = [await self._topic_of_fetch(topic, request.version) for topic in request.body.topics]
         asked = zip(names, request.body.topics, strict=True)
@@ -371,7 +368,7 @@ class Requests:
         return topics, size, is_urgent
 
     async def _topic_of_fetch(self, topic: Any, version: int) -> str | ErrorCode:
-        """Return the name of a topic in a Fetch request, which newer versions call by its id, or the error for its partitions."""
+        """Newer versions name topics by id."""
         if version < 13:
             return str(topic.topic)
         try:
@@ -408,12 +405,11 @@ class Requests:
 
 
 def longest_wait_s(request: Request) -> float:
-    """Return how long a request may wait for records that are not there yet, as the client asks for."""
     return min(max(request.body.max_wait_ms, 0), _MAX_WAIT_MS) / 1000 if request.key == consumer.FetchRequest.API_KEY else 0
 
 
 def _code_of(error: CompactorError) -> ErrorCode:
-    """Return the code for a partition that cannot be read: damage stays, and a store that does not answer is asked again."""
+    """Damage stays; a store that does not answer is asked again."""
     return ErrorCode.CORRUPT_MESSAGE if isinstance(error, BadData) else ErrorCode.KAFKA_STORAGE_ERROR
 
 

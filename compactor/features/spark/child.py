@@ -1,7 +1,7 @@
 """Rounds on a Spark cluster, driven by a child process: for ``map_engine = "auto"``.
 
-The child is a process of its own because a stopped Spark session leaves its JVM behind, which ends only with the process that started it.
-The child leads, publishes and is fenced like any other compactor: if it is killed, the next round of the partition resumes what it began.
+A stopped Spark session's JVM ends only with the process that started it, hence the child. It leads, publishes and is fenced like any other
+compactor: if it is killed, the next round resumes what it began.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 
 
 class _RoundRequest(NamedTuple):
-    """Request to the child process to run one round.
+    """Request to run one round.
 
-    settings: the parent's present settings, which may have been read again since the child started.
+    settings: the parent's present ones, which may be newer than the child.
     """
 
     settings: Settings
@@ -66,7 +66,7 @@ class _SparkChildProcess(NamedTuple):
 
 
 class SparkChildRoundRunner:
-    """Runner of rounds over large partitions in a child process, one at a time. Implements ``RemoteRoundRunner``. Thread-safe."""
+    """Runs one round at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -129,8 +129,8 @@ class SparkChildRoundRunner:
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
     def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
-        """Return the child's next answer, or (not raise) Unavailable if it has ended or has not answered in time. An exception of
-        ``check_stop`` ends the child.
+        """Next answer, or (not raised) Unavailable if the child has ended or has not answered in time. An exception of ``check_stop`` ends
+        the child.
         """
         begin = time.monotonic()
         try:
@@ -153,7 +153,7 @@ class SparkChildRoundRunner:
 
 
 def _serve_requests(settings: Settings, pipe: Connection) -> None:
-    """Send None or the error of Spark's start, and then the answers to requests, until none came for ``[spark] idle_ms``."""
+    """Send None or the error of Spark's start, then answers, until no request came for ``[spark] idle_ms``."""
     from compactor.features.spark.session import start_cluster
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent ends this process itself

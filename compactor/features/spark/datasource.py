@@ -1,8 +1,8 @@
 """Spark data source ``kafka-tiered``: reads the records of remote partitions as a DataFrame without contacting a broker.
 
-Reads are planned from the control logs alone; each split is read by one task. docs/spark.md lists the options. Filters are left to Spark:
-with ``pushFilters`` (Spark 4.1 to 4.3) Spark keeps what the last query planned for every later one, so that after ``df.where("offset <
-5").count()``, ``df.count()`` reads only those five offsets.
+Reads are planned from the control logs alone. docs/spark.md lists the options. Filters are left to Spark: with ``pushFilters`` (Spark 4.1
+to 4.3) Spark keeps what the last query planned for every later one, so that after ``df.where("offset < 5").count()``, ``df.count()`` reads
+only those five offsets.
 """
 
 from __future__ import annotations
@@ -121,17 +121,16 @@ LATEST_OFFSET: Final = -1
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Validated options of one read.
+    """Options of one read.
 
-    topics, pattern, assigned: exactly one is set: names, a regular expression, or topics with their partitions.
-    partitions: numbers to read of every topic; None means all.
-    starting_offset, ending_offset: default bounds, start inclusive and end exclusive.
-    starting, ending: bounds of single partitions; they replace the defaults.
+    topics, pattern, assigned: exactly one is set.
+    partitions: of every topic; None means all.
+    starting_offset, ending_offset: defaults; start inclusive, end exclusive.
+    starting, ending: of single partitions.
     starting_ms, ending_ms: resolved to offsets as in Spark's Kafka source.
-    latest: only the latest record of each key is returned.
-    key_ranges: number of tasks per partition for ``latest``; 0 means automatic.
-    fails_on_decoding_error: if not, the text of bytes that cannot be decoded is null.
-    skip_damaged: skip offsets that cannot be read, with a warning in the executor's log.
+    key_ranges: tasks per partition for ``latest``; 0 means automatic.
+    fails_on_decoding_error: if not, the text is null.
+    skip_damaged: with a warning in the executor's log.
     """
 
     settings: config.Settings
@@ -156,7 +155,7 @@ class ReadRequest:
     skip_damaged: bool = False
 
     def select_requested_partitions(self, available: Iterable[TopicPartition], tier_url: str) -> list[TopicPartition]:
-        """Return the requested ones of the tier's partitions, sorted. Raises UsageError if a topic or partition is not in the tier."""
+        """Sorted. Raises UsageError if a topic or partition is not in the tier."""
         by_topic: dict[str, list[int]] = {}
         for name in available:
             by_topic.setdefault(name.topic, []).append(name.partition)
@@ -177,7 +176,7 @@ class ReadRequest:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadRequest:
-    """Parse the options of a read, whatever their case and underscores. Raises UsageError if one is unknown or invalid."""
+    """Case and underscores are ignored. Raises UsageError if an option is unknown or invalid."""
     given = {_normalize_option_name(name): (name, value) for name, value in remove_spark_options(options).items()}
     known = {_normalize_option_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
@@ -301,8 +300,8 @@ def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
 def _parse_offsets_option(
     options: Mapping[str, str], name: str, unbounded_word: str, unbounded_number: int, bound_offset: int
 ) -> dict[TopicPartition, int]:
-    """Return the offset of each partition in ``startingOffsets`` or ``endingOffsets``. ``unbounded_word`` ("earliest", "latest") and
-    ``unbounded_number`` (-2, -1) mean no bounds; the number is replaced with ``bound_offset``.
+    """For ``startingOffsets`` and ``endingOffsets``. ``unbounded_word`` ("earliest", "latest") and ``unbounded_number`` (-2, -1) mean no
+    bounds; the number becomes ``bound_offset``.
     """
     value = options.get(name, unbounded_word)
     if value == unbounded_word:
@@ -385,10 +384,9 @@ OffsetsAndSegments = tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]
 
 
 class KafkaTieredSource(DataSource):
-    """Data source from which Spark gets the schema and the readers.
+    """Data source.
 
-    The options of a table over this source are stored in the metadata of its columns, because Spark 4 drops the table's options but keeps
-    this metadata.
+    A table's options are stored in the metadata of its columns, because Spark 4 drops the options.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -429,7 +427,7 @@ class KafkaTieredSource(DataSource):
 
 
 class KafkaTieredBatchReader(DataSourceReader):
-    """Batch reader. Planned on the driver, then pickled and sent to the executors."""
+    """Planned on the driver, then pickled and sent to the executors."""
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
         self._request = request
@@ -445,10 +443,10 @@ class KafkaTieredBatchReader(DataSourceReader):
 
 
 class KafkaTieredStreamReader(DataSourceStreamReader):
-    """Micro-batch reader that returns records as imports and broker uploads append them to the tier.
+    """Micro-batch reader of appended records.
 
-    A stream offset maps each partition name to its end offset (exclusive), and under ``HISTORY_KEY`` to its last leader epoch (null if
-    unknown) and topic id, so that a truncated log and a recreated topic are rejected.
+    A stream offset has each partition's end offset (exclusive), and under ``HISTORY_KEY`` its last leader epoch (null if unknown) and topic
+    id, to reject truncated logs and recreated topics.
     """
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
@@ -465,7 +463,7 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
     @override
     def latestOffset(self) -> StreamOffset:  # type: ignore[override]
-        """Return the end offset of each partition, with its history. With read_committed the end is the last stable offset."""
+        """With read_committed the end is the last stable offset."""
 
         def history_to_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
@@ -494,9 +492,7 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
         return read_split(self._request, self._schema, partition)
 
     def _require_stream_history(self, offsets: StreamOffset) -> None:
-        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets of earlier versions have no history and are
-        accepted.
-        """
+        """Raise BadData if a log no longer contains what was read. Offsets of earlier versions have no history and are accepted."""
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
         def find_stream_mismatch(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
@@ -520,8 +516,8 @@ class KafkaTieredStreamReader(DataSourceStreamReader):
 
 @dataclass(frozen=True)
 class PartitionReadRange:
-    """An offset range of one partition that one task reads. topic_id: empty unless the tier is broker-managed, so that a task need not read
-    the brokers' metadata.
+    """Offset range that one task reads. topic_id: empty unless the tier is broker-managed, so that a task need not read the brokers'
+    metadata.
     """
 
     extent: OffsetRangeToRead
@@ -569,7 +565,7 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
 
 
 def require_supported_schema(schema: StructType) -> None:
-    """Raise UsageError if a schema given with ``.schema()`` has an unknown column or another type."""
+    """Raise UsageError if ``.schema()`` has an unknown column or another type."""
     for column in schema.fields:
         if column.name not in ALL_COLUMN_TYPES:
             raise UsageError(f"kafka-tiered has no column {column.name!r}", hint=f"Its columns are {', '.join(ALL_COLUMN_TYPES)}")
@@ -582,18 +578,17 @@ def require_supported_schema(schema: StructType) -> None:
 
 @lru_cache(maxsize=64)
 def _open_cached_tier(settings_json: str, topic_id: TopicId, topic: str) -> Tier:
-    """Open a tier once per process. An empty ``topic_id`` is unknown."""
     return open_tier(config.Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def _open_tier(settings: config.Settings, topic_id: TopicId = EMPTY_TOPIC_ID, topic: str = "") -> Tier:
-    """Return this process's clients for a tier. If ``topic_id`` is known, the brokers' metadata is not read."""
+    """If ``topic_id`` is known, the brokers' metadata is not read."""
     return _open_cached_tier(settings.model_dump_json(), topic_id, topic if topic_id else "")
 
 
 def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
-    """Return the splits of a read, with a few requests per partition, and requests per segment only if timestamps are looked up. Raises
-    UsageError if a requested partition does not exist, StoreError if metadata cannot be read.
+    """A few requests per partition; requests per segment only if timestamps are looked up. Raises UsageError if a requested partition does
+    not exist, StoreError if metadata cannot be read.
     """
     found = [
         part for _, parts in map_requested_partitions(request, lambda _, name: _plan_partition(tier, request, name), tier) for part in parts
@@ -608,9 +603,7 @@ def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartiti
 def map_requested_partitions(
     request: ReadRequest, function: Callable[[Tier, TopicPartition], T], tier: Tier | None = None
 ) -> list[tuple[TopicPartition, T]]:
-    """Call ``function`` with each requested partition, in several threads, and return (partition, result) pairs in the partitions'
-    order.
-    """
+    """Call ``function`` in several threads. Results are in the partitions' order."""
     tier = tier or _open_tier(request.settings)
     names = _requested_partitions(tier, request)
     with ThreadPoolExecutor(PARTITION_THREADS, "partition") as pool:
@@ -632,7 +625,7 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
 
 
 def _plan_partition(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
-    """Return the offset ranges of one partition. If a segment is replaced meanwhile, planning restarts."""
+    """If a segment is replaced meanwhile, planning restarts."""
     return retry_if_object_missing(
         partition,
         lambda: _ranges_within_bounds(tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
@@ -641,7 +634,7 @@ def _plan_partition(tier: Tier, request: ReadRequest, partition: TopicPartition)
 
 
 def _end_offset_of_read(tier: Tier, request: ReadRequest, state: PartitionState) -> int:
-    """Return the end offset (exclusive): the last stable offset with read_committed, else the end of the log."""
+    """Exclusive: the last stable offset with read_committed, else the end of the log."""
     return last_stable_offset(tier, state) if request.committed else state.end_offset + 1
 
 
@@ -680,15 +673,13 @@ def _ranges_within_bounds(tier: Tier, request: ReadRequest, partition: TopicPart
 
 
 def _estimate_bytes_between_offsets(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
-    """Return roughly how many bytes lie between two offsets, both inclusive."""
+    """Both offsets are inclusive."""
     whole = segments[-1].end_offset - segments[0].start_offset + 1
     return sum(segment.size_bytes for segment in segments) * (last_offset - first_offset + 1) // whole
 
 
 def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[OffsetsAndSegments]:
-    """Yield (first offset, last offset, segments), both offsets inclusive. Neighbours are combined up to ``split_bytes``; a larger segment
-    is cut.
-    """
+    """Offsets are inclusive. Neighbours are combined up to ``split_bytes``; a larger segment is cut."""
     together: list[RemoteLogSegmentMetadata] = []
     for segment in segments:
         near = together and together[-1].end_offset + 1 == segment.start_offset
@@ -709,8 +700,8 @@ def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], spli
 def _last_record_requests(
     request: ReadRequest, partition: TopicPartition, read_range: OffsetRangeToRead
 ) -> list[LastRecordOfEachKeyRequest]:
-    """Return one request for each task that reads a partition with ``view = latest``: one task, which sorts the keys on local disk if they
-    do not fit in memory, or tasks for hash ranges with the option ``keyRanges`` and if there are too many offsets for this sort.
+    """One task, which sorts the keys on local disk if they do not fit in memory, or tasks for hash ranges with the option ``keyRanges`` or
+    too many offsets for this sort.
     """
     cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
@@ -723,5 +714,5 @@ def _last_record_requests(
 
 
 def _max_record_count(segment: RemoteLogSegmentMetadata) -> int:
-    """Return an upper bound, because brokers do not report the count."""
+    """An upper bound: brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

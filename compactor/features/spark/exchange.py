@@ -1,4 +1,4 @@
-"""Formats of the scratch objects through which executors exchange key rows and survivors. They never contain a key or a value.
+"""Scratch objects through which executors exchange key rows and survivors, never a key or a value.
 
     keys of a bundle         [range 0 | range 1 | ..] its dirty rows   [range 0 | ..] its clean rows   [directory]   [tail]
     row, 16 bytes            tag:4 hash:8 ordinal:4   (96 bits of a key's hash, see bloom.filter)
@@ -7,9 +7,9 @@
     survivors of a bundle    for each segment: a bitmap, the verdicts of its batches, and other facts that pass 2 needs   [tail]
     tail                     arrays that describe what precedes them, then their size and CRC
 
-A *bundle* is a set of segments that one task reads, newest first. An *ordinal* numbers the records of a bundle backwards, from the
-last record: it is the first ordinal of the segment (a multiple of 8) plus the number of later records in the segment. The rows of a
-range are stored in scan order, so their ordinals ascend.
+A *bundle* is a set of segments that one task reads, newest first. An *ordinal* numbers a bundle's records backwards: the segment's first
+ordinal (a multiple of 8) plus the number of later records in the segment. Rows of a range are stored in scan order, so their ordinals
+ascend.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 
 @dataclass(frozen=True)
 class StoredKeyRows:
-    """Location of the key rows (key hash and row number of each record) of one bundle.
+    """Location of one bundle's key rows.
 
     ordinals: upper bound (exclusive) of the row numbers, some of which have no row.
-    dirty_rows, clean_rows: number of rows of offsets in the dirty range, and below it.
+    dirty_rows, clean_rows: rows of offsets in the dirty range, and below it.
     """
 
     key: str
@@ -76,7 +76,7 @@ class StoredKeyRows:
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
     def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read where hash ranges begin (pass_one.StoredHashRangeRows). Raises BadData if the numbers are inconsistent."""
+        """Raises BadData if the numbers are inconsistent."""
         position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first_range * ROW_DIRECTORY_ENTRY_BYTES
         found = np.frombuffer(
             self._read_exactly(store, position, (end_range - first_range + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64
@@ -86,15 +86,13 @@ class StoredKeyRows:
         return found
 
     def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
-        """Read the rows from ``first_row`` to ``end_row`` (exclusive) as (tag, low, high, ordinal): three parts of the key's hash, and the
-        row's number.
-        """
+        """Rows up to ``end_row`` (exclusive) as (tag, low, high, ordinal): three parts of the key's hash, and the row's number."""
         return np.frombuffer(
             self._read_exactly(store, first_row * KEY_ROW_BYTES, (end_row - first_row) * KEY_ROW_BYTES), np.uint32
         ).reshape(-1, 4)
 
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
-        """Yield the key hashes of all dirty rows, including repeated ones."""
+        """Repeated ones included."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
             yield stored_hashes(self.read_stored_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
@@ -110,7 +108,7 @@ class StoredKeyRows:
 
 @dataclass(frozen=True)
 class ScratchObjectPart:
-    """A byte range of a scratch object, [position, position + size), with the SHA-256 of its content."""
+    """Byte range [position, position + size) of a scratch object."""
 
     key: str
     position: int
@@ -119,10 +117,9 @@ class ScratchObjectPart:
 
 
 def write_sorted_rows(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
-    """Append all collected rows to ``file``, by section (dirty, then clean) and hash range.
+    """By section (dirty, then clean) and hash range.
 
-    :return: the row number at which each range and the end begin, shape (ranges + 1, 2 sections), and a CRC-32 of each range, shape
-        (ranges, 2).
+    :return: row numbers at which ranges and the end begin, shape (ranges + 1, 2 sections), and CRC-32 of each range, shape (ranges, 2).
     """
     ranges, first = spool.ranges.count, 0
     begins, crcs = np.zeros((ranges + 1, 2), np.int64), np.zeros((ranges, 2), np.uint32)
@@ -148,10 +145,10 @@ def pack_key_rows(
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
-    """Return a key row for each record with a key and an offset from ``first_offset`` to ``end_offset`` (exclusive), last record first.
+    """Key rows of the records with a key and an offset from ``first_offset`` to ``end_offset`` (exclusive), last record first.
 
-    :param first_row: index in ``rows`` of each batch's first record, and the number of all.
-    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers.
+    :param first_row: index in ``rows`` of each batch's first record, and their number.
+    :param last_row_numbers: row number of each batch's last record; earlier records have the next higher numbers.
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
@@ -162,20 +159,18 @@ def pack_key_rows(
 
 
 def flag_unaborted_data_batches(source: SourceSegment, aborted: Flags) -> Flags:
-    """Return for each batch whether it holds data records and is not aborted. Only its keys enter the offset map or are looked up in it
-    then.
-    """
+    """Only the keys of these batches enter the offset map or are looked up in it."""
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
 
 
 def number_last_rows(row_counts: Int64s) -> Int64s:
-    """Return the row number of each batch's last record, numbered backwards: the last record of all has number 0."""
+    """Numbered backwards: the last record of all has number 0."""
     return np.concatenate((np.cumsum(row_counts[::-1])[::-1][1:], np.zeros(min(1, len(row_counts)), np.int64)))
 
 
 class StoredSurvivors:
-    """Surviving records (cleaner.keys.survivors) of the segments of one group, read from scratch objects."""
+    """Surviving records of one group's segments, read from scratch objects."""
 
     def __init__(self, latest_offset: int) -> None:
         self.last_mapped_offset = latest_offset
@@ -184,7 +179,7 @@ class StoredSurvivors:
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
 
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
-        """Add what ``write_survivors`` stored for one segment. Without a bitmap, all its records survive."""
+        """Without a bitmap, all its records survive."""
         if "bitmap" not in arrays:
             return
         table = source.table
@@ -201,7 +196,7 @@ class StoredSurvivors:
         self._segments[source.ordinal] = (arrays["bitmap"], begin, found)
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return the number of surviving records of each batch, or None if nothing is superseded."""
+        """Return None if nothing is superseded."""
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None
 
@@ -228,14 +223,14 @@ def decode_transaction_verdicts(arrays: Arrays, batch_count: int) -> Transaction
 
 
 def encode_surviving_row_numbers(rows: ExchangeRows, survival_bitmap: Bytes) -> bytes:
-    """Encode the numbers of the surviving rows. ``rows``: with ascending numbers; ``survival_bitmap``: one bit per row."""
+    """Row numbers ascend; ``survival_bitmap`` has one bit per row."""
     chosen = rows[np.unpackbits(survival_bitmap, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
     return out[: encode_row_number_gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
-    """Serialize arrays; equal arrays give equal bytes."""
+    """Equal arrays give equal bytes."""
     out = io.BytesIO()
     save: Any = np.savez if skip_compression else np.savez_compressed
     save(out, **arrays)
@@ -251,8 +246,8 @@ def unpack_arrays(data: bytes, object_key: str) -> Arrays:
 
 
 def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data: bytes | Path) -> ScratchObject:
-    """Create a scratch object. One with the same digest, by a retried or speculative task, is no error. Raises StoreError if it exists with
-    other content: two executors produced different results.
+    """An object with the same digest, by a retried or speculative task, is no error. Raises StoreError if two executors produced different
+    results.
     """
     if isinstance(data, Path):
         with data.open("rb") as file:
@@ -279,9 +274,7 @@ def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data
 
 
 def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, size: int | None = None) -> bytes:
-    """Read ``size`` bytes (None: all) from byte ``position`` on. Raises StoreError, also if another compactor has taken over and deleted
-    the object.
-    """
+    """Raises StoreError, also if another compactor has taken over and deleted the object."""
     try:
         return store.get(object_key, position, size)
     except NotFound:
@@ -294,7 +287,7 @@ def is_scratch_kind(kind: str, object_key: str) -> bool:
 
 
 def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObjectPart) -> Arrays:
-    """Read the arrays of a scratch object or of a part of one. Raises BadData if size or digest is not the recorded one."""
+    """Raises BadData if size or digest is not the recorded one."""
     position = scratch.position if isinstance(scratch, ScratchObjectPart) else 0
     data = read_scratch_bytes(store, scratch.key, position, scratch.size)
     if len(data) != scratch.size or hashlib.sha256(data).hexdigest() != scratch.sha256:
@@ -308,7 +301,7 @@ def pack_tail(arrays: Arrays) -> bytes:
 
 
 def read_tail(store: ObjectStore, object_key: str, size: int) -> Arrays:
-    """Read the tail of an object of ``size`` bytes. Raises BadData if it is damaged, StoreError if the object no longer exists."""
+    """Raises BadData if it is damaged, StoreError if the object no longer exists."""
     end = read_scratch_bytes(store, object_key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
     length, crc = _TAIL_FOOTER.unpack(end) if len(end) == _TAIL_FOOTER.size else (size + 1, 0)
     data = read_scratch_bytes(store, object_key, size - _TAIL_FOOTER.size - length, length) if length + _TAIL_FOOTER.size <= size else b""
@@ -325,7 +318,7 @@ def _write_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, last_row_numbers: Int64s, k0: np.uint64,
     k1: np.uint64, first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
-    """Write a row for each record with a key (length not negative) and an offset in [first_offset, end_offset), last record first."""
+    """Records with a key (length not negative) and an offset in [first_offset, end_offset), last record first."""
     count = 0
     for batch in range(last_row_numbers.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
@@ -341,7 +334,7 @@ def _write_key_rows(
 
 @kernel
 def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
-    """Write ascending row numbers as varints: how many numbers lie between each and the one before. Return the number of bytes."""
+    """Write varints: how many numbers lie between each row number and the one before. Return the number of bytes."""
     at = 0
     previous = np.int64(-1)
     for i in range(ordinals.size):
@@ -358,9 +351,7 @@ def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
 
 @kernel
 def try_decode_row_number_gaps(data: Bytes, bitmap: Bytes) -> bool:
-    """Set the bit of each row number that ``encode_row_number_gaps`` wrote. Return False if one lies beyond the bitmap or the data is
-    malformed.
-    """
+    """Set the bit of each row number. Return False if one lies beyond the bitmap or the data is malformed."""
     place = np.int64(-1)
     gap = np.int64(0)
     shift = 0
@@ -379,11 +370,7 @@ def try_decode_row_number_gaps(data: Bytes, bitmap: Bytes) -> bool:
 
 @kernel
 def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
-    """Set ``out`` for each batch that contains a tombstone.
-
-    :param first_row: number of each batch's first row, and the number of all rows.
-    :param value_length: by row; negative for a tombstone.
-    """
+    """Parameter ``first_row``: number of each batch's first row, and of all rows. ``value_length``: by row; negative for a tombstone."""
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):
             if value_length[row] < 0:
@@ -393,7 +380,7 @@ def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 @kernel
 def _count_survivors_of_batches(bitmap: Bytes, lowest_row_numbers: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
-    """Write the number of surviving rows of each batch that is marked in ``counted``."""
+    """Only for batches in ``counted``."""
     for batch in range(lowest_row_numbers.size):
         if counted[batch]:
             count = 0
@@ -404,7 +391,7 @@ def _count_survivors_of_batches(bitmap: Bytes, lowest_row_numbers: Int64s, count
 
 @kernel
 def _flag_superseded_rows(bitmap: Bytes, last_row_numbers: Int64s, first_row: Int64s, out: Flags) -> None:
-    """Set ``out`` for each row whose bit in ``bitmap`` is 0. A batch with a negative number is left out."""
+    """Superseded rows have the bit 0. A batch with a negative number is left out."""
     for batch in range(last_row_numbers.size):
         if last_row_numbers[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
@@ -438,7 +425,7 @@ SegmentFirstOffsetsAndEnd = Int64s
 
 @dataclass(frozen=True)
 class StoredGateRows:
-    """Location of the gate's rows of one bundle. rows_below: number of rows at offsets below the dirty range."""
+    """Location of one bundle's gate rows. rows_below: at offsets below the dirty range."""
 
     key: str
     size: int
@@ -449,9 +436,7 @@ class StoredGateRows:
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
     def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read where hash ranges begin (pass_one.StoredHashRangeRows); column 2 holds the CRCs of both sections. Raises BadData if the
-        numbers are inconsistent.
-        """
+        """Column 2 holds the CRCs of both sections. Raises BadData if the numbers are inconsistent."""
         total = self.dirty_rows + self.rows_below
         size = (end_range - first_range + 1) * DIRECTORY_ENTRY_BYTES
         data = read_scratch_bytes(store, self.key, total * GATE_ROW_BYTES + first_range * DIRECTORY_ENTRY_BYTES, size)
@@ -461,7 +446,7 @@ class StoredGateRows:
         return found
 
     def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
-        """Read the gate's rows from ``first_row`` to ``end_row`` (exclusive). Raises BadData if the object is too short."""
+        """Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, first_row * GATE_ROW_BYTES, (end_row - first_row) * GATE_ROW_BYTES)
         if len(data) != (end_row - first_row) * GATE_ROW_BYTES:
             self.raise_damaged_rows_error()
@@ -472,9 +457,7 @@ class StoredGateRows:
 
 
 def write_gate_object(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
-    """Write the gate's rows and their directory to the local file ``path``, which the caller uploads as ``object_key``. Raises StoreError
-    if the disk fails.
-    """
+    """Write rows and directory to ``path``, which the caller uploads. Raises StoreError if the disk fails."""
     with path.open("wb") as file:
         begins, crcs = write_sorted_rows(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
@@ -487,9 +470,7 @@ def write_gate_object(spool: HashRangeRowFile, path: Path, object_key: str) -> S
 
 @dataclass(frozen=True)
 class SparseTransactionOutcomes:
-    """The gate's transaction results of one segment, only for batches of transactions. places: their batch numbers. batches: number of
-    all.
-    """
+    """Only for batches of transactions. places: their batch numbers. batches: number of all."""
 
     batches: int
     places: Int64s
@@ -520,9 +501,7 @@ def decode_transaction_outcomes(arrays: Arrays, batch_count: int) -> BatchTransa
 
 @dataclass(frozen=True)
 class ExpectedRecordSums:
-    """For each segment, the number of records that must remain and the sum of their checksums, with which the gate compares the output.
-    keys: number of distinct keys in the dirty range.
-    """
+    """For each segment, number and checksum sum of the records that must remain. keys: number of distinct keys in the dirty range."""
 
     bounds: SegmentFirstOffsetsAndEnd
     sums: FingerprintSumsBySegment
@@ -536,7 +515,7 @@ class ExpectedRecordSums:
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
     def sums_of_segment(self, source: SourceSegment) -> Words:
-        """Return one segment's sums. Raises CompactorError if they were not computed for it."""
+        """Raises CompactorError if the segment's sums were not computed."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
             raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
@@ -556,9 +535,7 @@ def create_checking_gate(
     outcomes: Sequence[BatchTransactionOutcomes],
     expected_sums: ExpectedRecordSums | None,
 ) -> Gate:
-    """Return a gate that compares rewritten groups with their sources in pass 2. ``expected_sums``: None if nothing is dirty, so that no
-    record is superseded.
-    """
+    """Gate of pass 2. ``expected_sums``: None if nothing is dirty."""
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
     left = {} if expected_sums is None else {source.ordinal: expected_sums.sums_of_segment(source) for source in sources}
     return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
@@ -588,13 +565,13 @@ IndexRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class PassOneResultOfSegment:
-    """Result of pass 1 (finding the survivors) for one segment.
+    """Result of pass 1 for one segment.
 
-    table: headers of batches of transactions and of control batches only, with their batch numbers (places) among all (batches).
+    table: headers of transactional and control batches only, with their numbers (places) among all (batches).
     undecided: keys can be indexed only once it is known which transactions were aborted.
-    first, ordinals: the key rows have the numbers [first, first + ordinals) within the bundle; ``first`` is -1 if no keys were indexed.
-    rows: number of key rows; smaller than ``ordinals`` if some records have no key.
-    keyless: of the segment's records in the dirty range, those without a key.
+    first, ordinals: row numbers [first, first + ordinals) in the bundle; ``first`` is -1 if no keys were indexed.
+    rows: smaller than ``ordinals`` if some records have no key.
+    keyless: only in the dirty range.
     """
 
     id: str
@@ -615,10 +592,10 @@ class PassOneResultOfSegment:
 
 @dataclass(frozen=True)
 class BatchScanSummary:
-    """Facts about each batch of a segment.
+    """Facts by batch.
 
-    counts: number of its records; empty if the batch headers state it.
-    keyless: number of its records without a key; empty if all have one.
+    counts: of records; empty if the batch headers state it.
+    keyless: records without a key; empty if all have one.
     """
 
     tombstones: npt.NDArray[np.bool_]
@@ -628,7 +605,7 @@ class BatchScanSummary:
 
 @dataclass(frozen=True)
 class PassOneResultOfSegmentBundle:
-    """Result of one pass 1 task over a bundle. keys: None if no keys were wanted. gate: None without a gate."""
+    """keys: None if no keys were wanted. gate: None without a gate."""
 
     segments: tuple[PassOneResultOfSegment, ...]
     keys: StoredKeyRows | None
@@ -637,7 +614,7 @@ class PassOneResultOfSegmentBundle:
 
 @dataclass(frozen=True)
 class RowNumberRange:
-    """Range of row numbers [first, end) within one bundle. place: index of the bundle."""
+    """Row numbers [first, end). place: index of the bundle."""
 
     place: int
     first: int
@@ -651,7 +628,7 @@ def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
 def plan_segment_bundles(
     segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes_per_record: int = KEY_ROW_BYTES
 ) -> list[IndexRange]:
-    """Divide segments into bundles of about equal bytes, BUNDLES_PER_SLOT for each task slot, as ranges of indexes [begin, end).
+    """Bundles of about equal bytes, BUNDLES_PER_SLOT for each task slot, as ranges of indexes [begin, end).
 
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.
     :param row_bytes_per_record: including the gate's rows.
@@ -677,7 +654,7 @@ def plan_segment_bundles(
 def merge_row_number_ranges(
     indexed_segments_newest_first: Sequence[tuple[int, PassOneResultOfSegment]],
 ) -> tuple[RowNumberRange, ...]:
-    """Return the row numbers of (bundle index, segment) pairs as ranges, newest first. Neighbours in one bundle are merged."""
+    """Row numbers of (bundle index, segment) pairs, newest first. Neighbours in one bundle are merged."""
     found: list[RowNumberRange] = []
     for place, segment in indexed_segments_newest_first:
         last = found[-1] if found else None
@@ -694,9 +671,7 @@ _TABLE_COLUMNS: Final = BatchTable._fields
 
 
 def encode_bundle_result(bundle: PassOneResultOfSegmentBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
-    """Encode the result of a pass 1 task, which ``decode_bundle_result`` and ``decode_scan_summaries`` restore.
-    ``scan_summaries``: by id, for the segments whose keys were indexed.
-    """
+    """Parameter ``scan_summaries``: by id, of segments whose keys were indexed."""
     segments, keys, gate = bundle.segments, bundle.keys, bundle.gate
     some = [scan_summaries[segment.id] for segment in segments if segment.has_key_rows]
     numbers = {name: np.array([getattr(segment, name) for segment in segments], np.int64) for name in _NUMBER_FIELDS}
@@ -725,7 +700,7 @@ _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
 def decode_bundle_result(stored_arrays: Arrays, object_key: str, object_bytes: int) -> PassOneResultOfSegmentBundle:
-    """Restore a bundle's result from the tail of its scratch object. Raises BadData if another version wrote it."""
+    """Raises BadData if another version wrote it."""
     if "keyless_records" not in stored_arrays:
         raise BadData("the end of a scratch object is of another version", segment=object_key, hint="Run it again")
     places, entries = np.cumsum(stored_arrays["lengths"], axis=0).T if len(stored_arrays["lengths"]) else np.zeros((2, 0), np.int64)
@@ -777,7 +752,7 @@ def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
 
 @dataclass(frozen=True)
 class StoredSurvivorLocations:
-    """Position, size and SHA-256 of each segment's survivors within one scratch object, by segment id."""
+    """Position, size and SHA-256 by segment id."""
 
     parts: Mapping[str, tuple[int, int, str]]
 

@@ -1,8 +1,7 @@
 """Spark jobs that return each task's result as soon as the task ends, and that return errors as values.
 
-Spark should not retry our errors: corrupt data stays corrupt, stores were already retried for minutes, and a job that Spark aborts loses
-its other tasks. Results travel in an accumulator, whose updates Spark applies exactly once, when the task succeeds, long before its job
-ends.
+Spark should not retry our errors: corrupt data stays corrupt, stores were retried already, and an aborted job loses its other tasks.
+    Results travel in an accumulator, whose updates Spark applies exactly once, when the task succeeds.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def pack_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
-    """Return item indexes in at most ``bin_count`` bins of about equal total weight, heaviest bin first; no bin is empty."""
+    """Item indexes in bins of about equal weight, heaviest first; no bin is empty."""
     heap = [(0, number) for number in range(min(bin_count, len(weights)))]
     members: list[list[int]] = [[] for _ in heap]
     loads = [0] * len(heap)
@@ -67,7 +66,7 @@ def pack_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class BloomFilterSettings:
-    """Settings for Bloom filters of new segments. probes: number of keys that a later round is expected to look up."""
+    """probes: number of keys that a later round is expected to look up."""
 
     log_prefix: str
     record: BloomFilterUsageStatistics
@@ -76,13 +75,12 @@ class BloomFilterSettings:
 
 @dataclass(frozen=True)
 class RoundTaskSettings:
-    """Settings that all tasks of a round share.
+    """Settings of all tasks of a round.
 
     scratch: key prefix of this attempt's scratch objects.
-    ranges: number of hash ranges that keys are divided into.
-    map_budget_bytes, disk_budget_bytes: limits for one task.
+    map_budget_bytes, disk_budget_bytes: for one task.
     filters: None if no Bloom filters are written.
-    topic_id: empty unless the tier is broker-managed, whose object keys contain it.
+    topic_id: empty unless the tier is broker-managed.
     """
 
     settings: Settings
@@ -107,10 +105,8 @@ class RoundTaskSettings:
 
 @dataclass
 class TaskCost:
-    """Resources that tasks used.
-
-    gate_keys, gate_coverage: number and share of keys that the gate checked.
-    exchanged_bytes: passed between tasks through scratch objects and the shuffle.
+    """Resources that tasks used. gate_keys, gate_coverage: number and share of checked keys. exchanged_bytes: passed between tasks through
+    scratch objects and the shuffle.
     """
 
     bytes_fetched: int = 0
@@ -126,7 +122,7 @@ class TaskCost:
     sidecar_bytes: int = 0
 
     def add_cost(self, other: TaskCost) -> None:
-        """Add another cost in place. For peaks and for ``gate_coverage``, keep the higher value."""
+        """For peaks and for ``gate_coverage``, keep the higher value."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
@@ -134,7 +130,7 @@ class TaskCost:
 
 @cache
 def load_tasks() -> None:
-    """Load what tasks import and the compiled kernels, once per process and its forks."""
+    """Once per process and its forks."""
     import pyspark.worker  # noqa: F401 - what each worker imports first
 
     import compactor.features.spark.shared_jobs
@@ -148,20 +144,17 @@ def load_tasks() -> None:
 
 @lru_cache(maxsize=4)
 def open_tier_on_executor(settings_json: str, topic: str, topic_id: TopicId) -> Tier:
-    """Open a tier once per process. ``topic_id``: empty unless the tier is broker-managed."""
     return open_tier(Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def open_task_tier(shared: RoundTaskSettings) -> Tier:
-    """Return this process's clients for the tier of a round. They never contact the brokers."""
+    """Clients for the tier, which never contact the brokers."""
     return open_tier_on_executor(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
 
 @contextmanager
 def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
-    """Provide a staging folder on local disk, limited to the task's budget, and delete it at the end. Fetched bytes and peaks are added to
-    ``cost``.
-    """
+    """A folder limited to the task's budget. Fetched bytes and peaks are added to ``cost``."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
@@ -181,7 +174,7 @@ def record_peak_memory(cost: TaskCost) -> None:
 
 
 def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
-    """Return access to the partition's sidecars, or None if filters are switched off."""
+    """Return None if filters are switched off."""
     filters = shared.filters
     return SidecarStore(open_task_tier(shared).ports.control, filters.log_prefix, shared.hash_key) if filters else None
 
@@ -192,7 +185,7 @@ def create_local_worker(
     stats: RoundCosts | None = None,
     sent_files: Mapping[tuple[str, str], bytes] | None = None,
 ) -> LocalWorker:
-    """Return a LocalWorker with the budgets of one task. ``sent_files``: by segment id and file kind, content that need not be fetched."""
+    """Budgets are one task's. ``sent_files``: by segment id and file kind, content that need not be fetched."""
     filters = shared.filters
     cleaner = shared.settings.cleaner_settings_for_topic(shared.plan.topic)
     ports = open_task_tier(shared).ports
@@ -234,7 +227,7 @@ def _do_nothing(*_: object) -> None:
 
 @dataclass(frozen=True)
 class JobListener:
-    """Callbacks about Spark jobs: a new step with its number of tasks, and a task that has ended."""
+    """Callbacks: on_step receives a new step with its number of tasks, on_task is called at the end of a task."""
 
     on_step: Callable[[str, int], None] = _do_nothing
     on_task: Callable[[], None] = _do_nothing
@@ -242,7 +235,7 @@ class JobListener:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """Result of one item: a value or an error, and the cost. index: -1 for work that belongs to no single item."""
+    """index: -1 for work that belongs to no single item."""
 
     index: int
     value: Any
@@ -251,15 +244,11 @@ class TaskOutcome:
 
 
 class VersionMismatch(CompactorError):
-    """Error of an executor whose code or codec libraries are not those of the plan, so that it could write other bytes (I7: equal plans
-    give equal bytes).
-    """
+    """Error of an executor whose code or codec libraries could write other bytes than the plan's (I7)."""
 
 
 def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
-    """Run ``work`` and return its outcome. Every exception becomes an error with a one-line message; another version than that of ``plan``
-    a VersionMismatch. ``index``: -1 for work that belongs to no single item.
-    """
+    """Every exception becomes an error with a one-line message; another version than that of ``plan`` a VersionMismatch."""
     cost, begin = TaskCost(), time.process_time()
     outcome = _catch_errors(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
@@ -292,7 +281,7 @@ def _require_plan_version(plan: CompactionPlan | None) -> None:
 
 
 class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
-    """Accumulator that delivers outcomes of executors to the queue of their job on the driver."""
+    """Delivers outcomes of executors to the queue of their job."""
 
     def __init__(self) -> None:
         self.inboxes: dict[int, queue.SimpleQueue[TaskOutcome]] = {}
@@ -308,7 +297,6 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
     @override
     def addInPlace(self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
-        """On an executor join both lists; on the driver put each outcome of ``value2`` into the queue of its job."""
         if not self.on_driver:
             return [*value1, *value2]
         for job, outcome in value2:
@@ -320,7 +308,7 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
 @dataclass(frozen=True)
 class RddPartitionTask:
-    """Function that runs for each partition of an RDD and sends each item's outcome to the driver."""
+    """Sends each item's outcome to the driver."""
 
     job: int
     work: TaskWork
@@ -347,17 +335,17 @@ class SparkCluster:
 
     @property
     def task_slots(self) -> int:
-        """Number of tasks that can run at the same time now. It changes as executors come and go."""
+        """Changes as executors come and go."""
         return max(1, self.context.defaultParallelism)
 
     @property
     def task_slots_per_executor(self) -> int:
-        """Number of tasks that run at the same time on one executor, rounded up."""
+        """Rounded up."""
         executors = max(1, int(self.context._jsc.sc().getExecutorMemoryStatus().size()) - 1)
         return -(-self.task_slots // executors)
 
     def cancel_jobs(self) -> None:
-        """Cancel all jobs; every thread that waits for one gets Unavailable."""
+        """Threads that wait for a job get Unavailable."""
         self._over.set()
 
     def require_not_cancelled(self) -> None:
@@ -365,14 +353,14 @@ class SparkCluster:
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
     def rdd_of_items(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
-        """Return an RDD of (index, item) with one task per item."""
+        """One task per item."""
         return self.context.parallelize(list(enumerate(items)), len(items))
 
     def shuffle_answers_to_targets(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
-        """Return an RDD of (target index, group): the target itself and all answers for it. ``make_answers`` returns (target index, answer)
-        pairs for one item, in one task each.
+        """RDD of (target index, group): the target and all its answers. ``make_answers`` returns (target index, answer) pairs, one task per
+        item.
         """
         parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
         tasks = max(1, len(items))
@@ -394,9 +382,9 @@ class SparkCluster:
         raise_if_leadership_lost: Callable[[], object] = _do_nothing,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
-        """Run ``work`` over an RDD of (index, item) with ``item_count`` different indexes, and yield an outcome per index as its task ends.
+        """Run ``work`` over an RDD of (index, item), and yield outcomes as tasks end.
 
-        :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
+        :param plan: executors that would write other bytes for it return VersionMismatch.
         :param raise_if_leadership_lost: called every few seconds while waiting; raises Fenced.
         :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
         """
@@ -423,13 +411,13 @@ def _answers_and_targets(
 
 
 def shuffle_partition_of_target(target: int) -> int:
-    """Return the shuffle partition for a target: its own index, which Spark takes modulo the number of partitions."""
+    """By its own index, which Spark takes modulo the number of partitions."""
     return target
 
 
 @contextmanager
 def name_started_stages(context: SparkContext, description: str) -> Iterator[None]:
-    """Describe the Spark stages that this thread starts within the block. PySpark would name them after its own source lines."""
+    """PySpark would name them after its own source lines."""
     with _naming_lock:
         SCCallSiteSync._spark_stack_depth += 1
     context.setLocalProperty("callSite.short", description)
@@ -445,7 +433,7 @@ _naming_lock = threading.Lock()
 
 
 class _RunningJob:
-    """A Spark job that runs in its own thread and is cancelled if its consumer stops early."""
+    """Runs in its own thread; cancelled if its consumer stops early."""
 
     def __init__(
         self, cluster: SparkCluster, description: str, rdd: RDD[tuple[int, Any]], work: TaskWork, plan: CompactionPlan | None
@@ -474,7 +462,7 @@ class _RunningJob:
         return self
 
     def next_outcome(self, raise_if_leadership_lost: Callable[[], object]) -> TaskOutcome:
-        """Wait for the next outcome, calling ``raise_if_leadership_lost`` regularly. Raises Unavailable if the job ended without one."""
+        """Raises Unavailable if the job ended without one."""
         while True:
             over = not self._thread.is_alive()
             try:
@@ -493,7 +481,7 @@ class _RunningJob:
 
 
 def job_aborted_error(error: BaseException | None) -> CompactorError:
-    """Return the reason for which Spark aborted a job, on one line without stack traces."""
+    """On one line, without stack traces."""
     lines = [line.strip() for line in str(error or "the job ended without a result").splitlines() if line.strip()]
     cause = next((line for line in lines if "aborted" in line or "cancelled" in line), lines[0])
     return Unavailable(
@@ -510,8 +498,8 @@ ItemIndexAndResult = tuple[int, Any]
 
 @dataclass(frozen=True)
 class RoundJobRunner:
-    """Runner of the Spark jobs of one round: each step is a job, stops at the first error, and adds its cost to ``cost``. check: raises
-    Fenced if another compactor leads the partition.
+    """Each step is a job, stops at the first error, and adds its cost to ``cost``. check: raises Fenced if another compactor leads the
+    partition.
     """
 
     cluster: SparkCluster
@@ -522,19 +510,19 @@ class RoundJobRunner:
     check: LeadershipCheck
 
     def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
-        """Run ``work(shared, item, cost)`` in one task per item and yield (item index, result) as they finish. Raises the first error."""
+        """Yield (item index, result) of ``work(shared, item, cost)`` as tasks finish. Raises the first error."""
         if items:
             yield from self.run_tasks_over_rdd(step, self.cluster.rdd_of_items(items), TaskWithSettings(work, self.shared), len(items))
 
     def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
-        """Delete scratch objects of this attempt. An error is only logged, because the command ``retire`` deletes what remains."""
+        """Errors are only logged, because ``retire`` deletes what remains."""
         try:
             self.control.delete(object_keys)
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 
     def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[ItemIndexAndResult]:
-        """Run ``work`` over an RDD of (index, item) and yield (index, result) as the tasks finish. Raises the first error."""
+        """Yield (index, result) as tasks finish. Raises the first error."""
         what = f"{self.shared.partition}: {step}"
         waits = partial(self.check, caller_only_waits=True)
         for outcome in self.cluster.run_job(

@@ -1,5 +1,5 @@
-"""Tasks of pass 1: indexing the keys of a bundle, asking Bloom filters, finding survivors in hash ranges, and writing a bundle's survivors.
-A *bundle* is a set of neighbouring segments that one task reads.
+"""Tasks of pass 1: key index, Bloom filters, survivors in hash ranges and of bundles. A *bundle* is a set of neighbouring segments that one
+task reads.
 """
 
 from __future__ import annotations
@@ -108,26 +108,24 @@ BundleIndexAndRows = tuple[int, FetchedRows]
 
 
 class StoredHashRangeRows(Protocol):
-    """Stored rows of a bundle by range of the key's hash, in two sections (0: offsets in the dirty range, 1: all others)."""
+    """Stored rows of a bundle by hash range, in two sections (0: offsets in the dirty range, 1: all others)."""
 
     @property
     def row_bytes(self) -> int: ...
 
     def read_range_starts(self, store: ObjectStore, first_range: int, end_range: int) -> FirstRowNumbersOfHashRanges:
-        """Read the row numbers where the ranges from ``first_range`` to ``end_range`` (exclusive) begin, with a line per range and one for
-        the end. Column 0 is the dirty section, column 1 the clean one.
-        """
+        """Row numbers, with a line per range up to ``end_range`` (exclusive) and one for the end. Column 0: dirty, column 1: clean."""
 
     def read_stored_rows(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
-        """Read the rows with numbers from ``first_row`` to ``end_row`` (exclusive)."""
+        """Up to ``end_row`` (exclusive)."""
 
 
 @dataclass(frozen=True)
 class HashRangeRows:
     """Rows of one hash range from all bundles.
 
-    directories: for each bundle, the row numbers where the range begins and where it ends in each section.
-    prefetched: by (bundle, section): number of the first row, and the rows, fetched together with those of other ranges.
+    directories: by bundle, row numbers of the range's begin and end in each section.
+    prefetched: by (bundle, section): number of the first row, and the rows.
     """
 
     store: ObjectStore
@@ -137,7 +135,7 @@ class HashRangeRows:
     pool: ThreadPoolExecutor
 
     def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows) in the order of ``row_ranges``. A bundle stays in memory from the first of its rows to the last."""
+        """In the order of ``row_ranges``. A bundle stays in memory from the first of its rows to the last."""
         row_ranges = [piece for piece in row_ranges if self._has_section(piece.place, 0)]
         last = {piece.place: number for number, piece in enumerate(row_ranges)}
         coming = self._fetch_section(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
@@ -153,7 +151,7 @@ class HashRangeRows:
                 del held[piece.place]
 
     def read_section(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
-        """Yield (bundle index, rows) of one section (0: dirty, 1: clean)."""
+        """Section 0: dirty, 1: clean."""
         return self._fetch_section([place for place in bundles if self._has_section(place, section)], section)
 
     def _has_section(self, bundle: int, section: int) -> bool:
@@ -177,7 +175,7 @@ class HashRangeRows:
 
 
 def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
-    """Yield (range number, rows) in order. Raises StoreError if a bundle cannot be fetched, BadData if it is damaged."""
+    """In order. Raises StoreError, or BadData if a bundle is damaged."""
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
         found = pool.map(lambda bundle: bundle.read_range_starts(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
@@ -224,16 +222,12 @@ GATE_SUMS_NAME = "judged"
 
 @dataclass(frozen=True)
 class GateInputOfAllHashRanges:
-    """Input of the gate for all tasks over hash ranges: its stored rows, and the offsets at which the segments begin."""
-
     bundles: tuple[StoredGateRows, ...]
     bounds: SegmentFirstOffsetsAndEnd
 
 
 def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
-    """Return the encoded sums over the records that must remain of each segment, for some hash ranges, followed by the number of keys (8
-    bytes).
-    """
+    """Encoded sums over the records that must remain, followed by the number of keys (8 bytes)."""
     store = open_task_tier(shared).ports.control
     sums, keys = compute_expected_sums(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
     cost.gate_keys += keys
@@ -263,7 +257,7 @@ def write_expected_record_sums(
 
 @dataclass(frozen=True)
 class StoredGateRowsOfHashRange:
-    """The gate's rows of one hash range, from all bundles. They can be read several times."""
+    """Rows from all bundles, which can be read several times."""
 
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
@@ -272,7 +266,7 @@ class StoredGateRowsOfHashRange:
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
     def read_section(self, section: int) -> Iterator[LatestRecordRows]:
-        """Yield rows, fetched at every call. Raises StoreError, or BadData if a checksum does not match."""
+        """Fetched at every call. Raises StoreError, or BadData if a checksum does not match."""
         for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
@@ -288,9 +282,7 @@ def compute_expected_sums(
     budget_bytes: int,
     bounds: SegmentFirstOffsetsAndEnd,
 ) -> tuple[FingerprintSumsBySegment, int]:
-    """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of keys. Raises
-    StoreError, BadData, OutOfBudget. ``budget_bytes``: memory for the keys.
-    """
+    """Fingerprint sums of the records that must remain, and the number of keys. Raises StoreError, BadData, OutOfBudget."""
     by_place, sums, keys, table = (
         dict(enumerate(bundles)),
         allocate_zero_fingerprint_sums(len(bounds) - 1),
@@ -310,9 +302,7 @@ def add_range_sums(
     bounds: SegmentFirstOffsetsAndEnd,
     out_sums: FingerprintSumsBySegment,
 ) -> int:
-    """Add the records that must remain in hash range ``range_number`` of ``range_count`` to ``out_sums``, and return the number of keys. A
-    range whose keys ``table`` cannot hold is split and read again. Raises OutOfBudget, StoreError, BadData.
-    """
+    """Return the number of keys. A range too large for ``table`` is split and read again. Raises OutOfBudget, StoreError, BadData."""
     if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
@@ -346,11 +336,10 @@ ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 
 @dataclass(frozen=True)
 class SegmentToReadInPassOne:
-    """Segment to be read in pass 1.
+    """Segment to read.
 
     rows: whether its key rows are wanted, not just its batch headers.
-    verdicts, outcomes: its transaction results for the cleaner and for the gate; None until the driver knows which transactions were
-        aborted.
+    verdicts, outcomes: for the cleaner and for the gate; None until the driver knows which transactions were aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -361,16 +350,14 @@ class SegmentToReadInPassOne:
 
 @dataclass(frozen=True)
 class SparseTransactionVerdicts:
-    """The cleaner's transaction verdicts of one segment, only for batches of transactions. places: their batch numbers. batches: number of
-    all.
-    """
+    """Counterpart of SparseTransactionOutcomes for the cleaner."""
 
     batches: int
     places: npt.NDArray[np.int64]
     verdicts: TransactionVerdicts
 
     def expand_to_all_batches(self) -> TransactionVerdicts:
-        """Return all verdicts. Batches without a stored one are neither aborted nor discardable nor indexed."""
+        """Batches without a stored one are neither aborted nor discardable nor indexed."""
         flags = {}
         for name in ("aborted", "discardable", "indexed"):
             flags[name] = np.zeros(self.batches, np.bool_)
@@ -379,9 +366,9 @@ class SparseTransactionVerdicts:
 
 
 def read_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost) -> PassOneResultOfSegmentBundle:
-    """Read the headers of a bundle's segments (newest first) and, where wanted, write their keys as rows of one scratch object.
+    """Read headers (newest segment first) and, where wanted, write key rows to one scratch object.
 
-    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
+    :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails, disk is short.
     """
     name = hashlib.sha256("".join(f"{item.metadata.id} {item.rows} {item.verdicts is None}\n" for item in segments).encode()).hexdigest()[
         :16
@@ -421,12 +408,12 @@ def read_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOn
 
 @dataclass(frozen=True)
 class _TaskDiskReservation:
-    """Local disk that a task has reserved and keeps until it ends."""
+    """Disk that a task keeps until it ends."""
 
     reserve_bytes_on_disk: Callable[[int], None]
 
     def release_bytes_on_disk(self, nbytes: int) -> None:
-        """Do nothing: all is released when the task ends."""
+        """All is released when the task ends."""
 
 
 @dataclass
@@ -470,7 +457,7 @@ class _KeyRowWriterOfSegmentBundle:
     def write_scratch_objects(
         self, bundle: PassOneResultOfSegmentBundle, name: str, path: Path, reserve_bytes_on_disk: Callable[[int], None]
     ) -> PassOneResultOfSegmentBundle:
-        """Create the scratch objects and return the bundle with their locations. ``path``: local file for them, deleted at the end."""
+        """Return the bundle with locations. ``path``: local file, deleted at the end."""
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
         # The gate's object is created first, so that it exists whenever the object with the key rows does.
@@ -501,8 +488,8 @@ def _collect_key_rows(
     gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
 ) -> tuple[BatchScanSummary, int, KeylessRecords]:
-    """Collect a segment's key rows, last record first, numbered from ``next_ordinal`` on. Return the facts about its batches, the number of
-    row numbers used, and how many records of the dirty range have no key.
+    """Last record first, numbered from ``next_ordinal`` on. Return the facts about batches, the number of row numbers used, and the dirty
+    range's records without a key.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ReusableJobBuffers(), next_ordinal
     halves, first_dirty = siphash_key_halves(shared.hash_key), plan.first_dirty_offset
@@ -542,16 +529,14 @@ def _collect_key_rows(
 
 @dataclass(frozen=True)
 class BloomFilterQuery:
-    """Task that compares the Bloom filters of some segments (ids) with all dirty keys."""
+    """Comparison of the Bloom filters of segments (ids) with all dirty keys."""
 
     segments: tuple[str, ...]
     bundles: tuple[StoredKeyRows, ...]
 
 
 def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> ReadReasonsAndFetchedBytes:
-    """Return, by segment id, why the segment must be read (absent if its filter matches no dirty key), and the number of bytes fetched.
-    Raises StoreError.
-    """
+    """By segment id, why the segment must be read (absent if its filter matches no dirty key), and the fetched bytes. Raises StoreError."""
     sidecars = open_sidecars(shared)
     if sidecars is None:
         return dict.fromkeys(item.segments, "bloom = false"), 0
@@ -570,8 +555,8 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
 class InputOfAllHashRangeTasks:
     """Input of all tasks over hash ranges.
 
-    dirty: row numbers of the dirty segments, newest first.
-    wanted_bundles: indexes of the bundles whose survivors are wanted.
+    dirty: of the dirty segments, newest first.
+    wanted_bundles: bundles whose survivors are wanted.
     """
 
     bundles: tuple[StoredKeyRows, ...]
@@ -581,7 +566,7 @@ class InputOfAllHashRangeTasks:
 
 @dataclass(frozen=True)
 class SegmentForWritingSurvivors:
-    """Segment whose survivors are to be written. Without key rows, none of its records is superseded."""
+    """Without key rows, no record is superseded."""
 
     indexed: PassOneResultOfSegment
     verdicts: SparseTransactionVerdicts
@@ -590,7 +575,7 @@ class SegmentForWritingSurvivors:
 
 @dataclass(frozen=True)
 class SurvivorBundle:
-    """Segments whose survivors are written as one scratch object. keys: None if no rows were stored, so that all their records survive."""
+    """keys: None if no rows were stored, so that all records survive."""
 
     name: str
     segments: tuple[SegmentForWritingSurvivors, ...]
@@ -600,7 +585,7 @@ class SurvivorBundle:
 def find_survivors(
     shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
-    """Yield (bundle index, encoded row numbers of survivors). A bundle may appear several times or never."""
+    """A bundle may appear several times or never."""
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
     for number, rows in read_hash_ranges(store, wanted, ranges):
@@ -611,9 +596,7 @@ def find_survivors(
 def _find_range_survivors(
     shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleIndexAndRowNumbers]:
-    """Yield (bundle index, encoded row numbers). If the keys exceed the budget, the range is split and read again; survivors may then be
-    yielded twice.
-    """
+    """If the keys exceed the budget, the range is split and read again; survivors may then be yielded twice."""
     clean = [place for place in sorted(range_input.wanted_bundles) if range_input.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0
     while part < parts:
@@ -648,7 +631,7 @@ def _find_range_survivors(
 
 
 def _number_rows_by_position(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
-    """Return the rows with their positions as row numbers, and a zeroed bitmap with one bit per row."""
+    """Positions become row numbers; the bitmap of zeros has one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
     return by_row, np.zeros(-(-len(rows) // 8), np.uint8)
@@ -658,8 +641,8 @@ def _number_rows_by_position(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDAr
 class WrittenSurvivors:
     """A scratch object with survivors, or with the gate's sums.
 
-    parts: location of each segment's survivors; None for the gate's object.
-    superseded: ids of the segments that have superseded records.
+    parts: None for the gate's object.
+    superseded: segments with superseded records.
     """
 
     written: ScratchObject
@@ -670,7 +653,7 @@ class WrittenSurvivors:
 def write_survivors(
     shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: TaskCost
 ) -> WrittenSurvivors:
-    """Write the survivors of one bundle as one scratch object, with all that pass 2 needs to know about each segment."""
+    """Write one scratch object, with all that pass 2 needs."""
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}
     if item.keys is not None:

@@ -1,7 +1,7 @@
-"""Full re-compaction of many partitions with Spark: each partition is cleaned from the start of its log, whatever its cleaner offset is.
+"""Full re-compaction of many partitions with Spark, from the start of each log.
 
-Small partitions share Spark jobs; a large one is spread over the whole cluster; both happen at the same time. Each partition is published
-on its own, so finished work is never lost, and a killed run is resumed where it stopped.
+Small partitions share Spark jobs; a large one is spread over the whole cluster at the same time. Each partition is published on its own, so
+that a killed run is resumed where it stopped.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class RoundBenefitAssessment(NamedTuple):
 
 
 def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit_bytes: int) -> RoundBenefitAssessment:
-    """Return whether a full round over the partition is worth running, and why. ``min_benefit_bytes``: that it must be expected to save; 0
-    accepts every round. Raises StoreError if sidecars cannot be read.
-    """
+    """Assess a full round. ``min_benefit_bytes``: expected saving; 0 accepts every round. Raises StoreError if sidecars cannot be read."""
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     assessment = assess_round(state, cleaner, now_ms, force=True)
     if not assessment.covered_segments:
@@ -106,9 +104,7 @@ def delete_horizon_reason(
     *,
     drops_keyless: bool = True,
 ) -> str:
-    """Return why a segment must be read for its delete horizons (one has passed or is not yet set, a sidecar is missing); empty: none must
-    be read.
-    """
+    """Return why a segment must be read for its delete horizons (passed, not yet set, or a sidecar is missing)."""
     sidecars = [heads[segment.id].sidecar for segment in state.live]
     segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
     if len(segments) < len(sidecars):
@@ -128,9 +124,7 @@ def delete_horizon_reason(
 
 
 def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
-    """Return roughly how many bytes a round would remove: in the dirty range all but one record of each key, in the clean range one record
-    for each key of the dirty range.
-    """
+    """Roughly: in the dirty range all but one record of each key, in the clean range one record for each key of the dirty range."""
     dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
     records = sum(estimate_record_count(segment) for segment in assessment.dirty)
     keys = (
@@ -148,7 +142,7 @@ def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadat
 
 
 class SparkEngineFactory:
-    """Factory of Spark engines for rounds, which share one Spark application per process, from the first round to the process's end."""
+    """Engines share one Spark application, from the first round to the process's end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,9 +151,7 @@ class SparkEngineFactory:
         self._stack = ExitStack()
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
-        """Return the Spark engine if the partition's settings ask for it. Raises UsageError if Java or PySpark is missing or not
-        supported.
-        """
+        """Return None if the settings do not ask for Spark. Raises UsageError if Java or PySpark is missing or not supported."""
         cleaner = tier.cleaner_settings_for_topic(partition.topic)
         if cleaner.map_engine != "spark":
             return None
@@ -209,7 +201,7 @@ ResultRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class RecompactionResult:
-    """Result of re-compacting one partition: a report (also for a quarantined partition), an error, or the reason why it was skipped.
+    """A report (also for a quarantined partition), an error, or the reason why the partition was skipped.
 
     skip_reason: empty if a round ran or failed.
     segments, bytes_before: of the live segments before the work began.
@@ -229,9 +221,7 @@ TableResult = OutputReport | CompactorError
 
 
 def recompaction_result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
-    """Return the result as a JSON object or data frame row: our own fields plus the count fields of Iceberg's ``rewrite_data_files``.
-    ``table``: None if the partition has no table.
-    """
+    """Our own fields plus the count fields of Iceberg's ``rewrite_data_files``."""
     report, error = result.report, result.error
     name = result.partition
     row: dict[str, Any] = {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
@@ -263,7 +253,7 @@ def recompaction_result_row(result: RecompactionResult, table: TableResult | Non
 
 @dataclass(frozen=True)
 class RecompactionListener:
-    """Callbacks that report progress, called from several threads. on_done: receives each partition's final result."""
+    """Callbacks, from several threads."""
 
     job_listener: JobListener
     on_done: Callable[[RecompactionResult], None]
@@ -271,9 +261,7 @@ class RecompactionListener:
 
 @dataclass(frozen=True)
 class RecompactionCandidate:
-    """Partition that may be re-compacted. error: why its state could not be read. log: with its folded state, if it is cached for the
-    round.
-    """
+    """error: why the state could not be read. log: with its folded state, if cached for the round."""
 
     partition: TopicPartition
     bytes: int = 0
@@ -286,9 +274,7 @@ class RecompactionCandidate:
 
 
 def assess_full_round(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
-    """Return an assessment in which every segment that a normal round could clean counts as dirty. Such a round never moves the cleaner
-    offset backwards.
-    """
+    """Every segment that a normal round could clean counts as dirty. Such a round never moves the cleaner offset backwards."""
     found = assess_round(state, cleaner, now_ms, force=True)
     return replace(
         found, due=bool(found.covered_segments), reason="full re-compaction", first_dirty=state.log_start, dirty_ratio=1.0,
@@ -299,9 +285,7 @@ def assess_full_round(state: PartitionState, cleaner: CleanerSettings, now_ms: i
 def find_recompaction_candidates(
     tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit_bytes: int
 ) -> list[RecompactionCandidate]:
-    """Decide for each partition, in the given order, whether it needs a round. Nothing is written. ``min_benefit_bytes``: 0 accepts every
-    partition.
-    """
+    """In the given order. Nothing is written. ``min_benefit_bytes``: 0 accepts every partition."""
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_compactor_managed  # if not, a round reads the control log without the view
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
@@ -329,9 +313,9 @@ def recompact_partitions(
     listener: RecompactionListener,
     min_benefit_bytes: int = 0,
 ) -> list[RecompactionResult]:
-    """Run one full round over each partition and return the results in order. An error affects only its own partition.
+    """Results are in order. An error affects only its own partition.
 
-    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param min_benefit_bytes: least expected saving; 0 accepts every partition.
     """
     from compactor.features.spark.shared_jobs import SharedJobRunner
 
@@ -364,8 +348,8 @@ def recompact_partitions(
 def update_iceberg_tables(
     tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
 ) -> dict[TopicPartition, TableResult]:
-    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Return the report or error of each partition
-    that has a table. Raises UsageError if a package is missing or the settings of an output are not valid.
+    """Executors write the data files. Return the report or error of each partition that has a table. Raises UsageError if a package is
+    missing or the settings of an output are not valid.
     """
     from compactor.features.spark.jobs import JobListener
 
@@ -414,7 +398,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_
 
 
 class _SharedRecompactionState:
-    """State that the worker threads of one ``recompact_partitions`` call share. Thread-safe."""
+    """State that worker threads share. Thread-safe."""
 
     def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
         self._tier = tier
@@ -442,7 +426,7 @@ class _SharedRecompactionState:
         )
 
     def should_spread(self, candidate: RecompactionCandidate, total_bytes: int) -> bool:
-        """Return whether the partition does not fit one executor, or would take longer than an equal share of the work."""
+        """Too large for one executor, or longer than an equal share of the work."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
@@ -489,7 +473,7 @@ class _SharedRecompactionState:
             self._tier.change_notifier.announce_changed_control_logs(changed)
 
     def _run_full_round(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
-        """Run one round over the whole log. If a crashed round over another range is open, resume that one first."""
+        """A crashed round over another range is resumed first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
         disk = (

@@ -3,8 +3,7 @@
     <scratch>/<run>/<epoch>-keys-..                    bundles of an announced plan
     <scratch>/scouted-<now>-<kin>/<attempt>/keys-..    bundles of a plan that was not announced yet; no record names them
 
-*kin* is a digest of everything that determines rows, verdicts and the gate's rows, except *now*. The time of the interrupted attempt is
-reused, as a resumed plan keeps its own.
+*kin* is a digest of everything that determines rows and verdicts, except *now*. The time of the interrupted attempt is reused.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ from compactor.storage.port import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True)
 class SegmentGroupRewriteWork:
-    """Work of pass 2 on one group (neighbouring segments that become one).
+    """Pass 2 of one group (neighbouring segments that become one).
 
     survivors: in the order of ``sources``.
     judged: location of the gate's sums; None if nothing is dirty.
@@ -106,7 +105,7 @@ class SegmentGroupRewriteWork:
 
 @dataclass(frozen=True)
 class StoredPassOneResults:
-    """Results of pass 1 for the sources of one group, read from scratch objects (round.pass_two.SurvivorScanResultsForRewrite)."""
+    """Results of pass 1 for one group, read from scratch objects."""
 
     reading: StagedSegmentReader
     sources: Sequence[SourceSegment]
@@ -118,17 +117,16 @@ class StoredPassOneResults:
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Provide one source by its position in the group, with its log mapped into memory, and its transaction verdicts."""
         with self.reading.memory_map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_of_segment(self, ordinal: int) -> None:
-        """Return None: ``open_segment`` always opens the whole segment."""
+        """Return None: ``open_segment`` opens the whole segment."""
 
 
 def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
-    """Rewrite one group into one segment, and upload it under the id that the task names. Raises BadData, StoreError, OutOfBudget;
-    GateFailed if the gate rejects the output.
+    """Rewrite one group and upload it under the task's id. Raises BadData, StoreError, OutOfBudget; GateFailed if the gate rejects the
+    output.
     """
     with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
@@ -161,9 +159,7 @@ def _read_group_results(shared: RoundTaskSettings, item: SegmentGroupRewriteWork
 
 @dataclass(frozen=True)
 class PartitionCleaningWork:
-    """Unfinished tasks of a small partition's plan, for one executor. snapshot: producer snapshot of the last segment, if the driver has
-    read it.
-    """
+    """Unfinished tasks of a small partition. snapshot: producer snapshot of the last segment, if the driver has read it."""
 
     shared: RoundTaskSettings
     tasks: tuple[CompactionTask, ...]
@@ -173,21 +169,21 @@ class PartitionCleaningWork:
 
 @dataclass(frozen=True)
 class KeylessCountWork:
-    """Small partition of whose dirty range an executor counts the records without a key, for a draft plan."""
+    """Count of a small partition's dirty records without a key, for a draft plan."""
 
     shared: RoundTaskSettings
     live: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def count_partition_keyless(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
-    """Count records without a key in the draft plan's dirty range. Raises BadData, StoreError, OutOfBudget."""
+    """Raises BadData, StoreError, OutOfBudget."""
     plan = item.shared.plan
     with open_task_staging(item.shared, cost) as staging:
         return _count_keyless_records(item.shared.open_segments(staging, item.live), plan.first_dirty_offset, plan.end_offset)
 
 
 def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: int) -> KeylessRecords:
-    """Count committed records without a key from ``first_dirty`` up to ``end`` (exclusive)."""
+    """Committed records up to ``end`` (exclusive)."""
     found, outcomes, buffers = KeylessRecords(), dict[int, int](), ReusableJobBuffers()
     for ordinal in reversed([n for n, segment in enumerate(reader.live) if segment.end_offset >= first_dirty]):
         with reader.open_segment(ordinal) as source:
@@ -205,7 +201,7 @@ def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: i
 
 
 def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
-    """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
+    """Run all tasks with a local worker. Raises BadData, StoreError, OutOfBudget."""
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with open_task_staging(shared, cost) as staging:
@@ -219,7 +215,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 
 
 class _ExecutorRoundWorkerSession:
-    """RoundDriverServicesForWorker on an executor, with the state that the driver has sent."""
+    """Session on an executor, with the state that the driver has sent."""
 
     earlier_scan_results: tuple[ScratchObject, ...] = ()
 
@@ -232,10 +228,10 @@ class _ExecutorRoundWorkerSession:
         return f"{self._scratch}{name}"
 
     def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
-        """Do nothing: an interrupted plan of a small partition starts again from the beginning."""
+        """An interrupted plan of a small partition starts again."""
 
     def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """Do nothing: the driver checks its leadership."""
+        """The driver checks its leadership."""
 
 
 # ---- the driver's index of live segments during pass 1 --------------------------------------------------------------------------
@@ -252,12 +248,11 @@ SEGMENTS_PER_GATHER_TASK = 256
 
 @dataclass
 class PassOneSegmentResults:
-    """Results of pass 1 for the live segments, which the driver collects.
+    """Results of pass 1 for the live segments.
 
-    stand_ins: sidecars, by segment id, in place of reading a segment. Of a segment without one, at least the headers are read.
-    folded: transaction results, by segment id.
-    bundles, gate_bundles: locations of the key rows and of the gate's rows; one entry for each task.
-    bundle_places: by segment id, index in ``bundles`` of its keys.
+    stand_ins: sidecars in place of reading a segment. Else at least the headers are read.
+    bundles, gate_bundles: key rows and gate rows; one entry for each task.
+    bundle_places: index in ``bundles`` of a segment's keys.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -269,9 +264,8 @@ class PassOneSegmentResults:
     bundle_places: dict[str, int] = field(default_factory=dict)
 
     def read_segments(self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()) -> None:
-        """Read what the index does not have yet: the keys of ``ids_with_keys``, and the headers of ``source_ids`` (to be rewritten) and of
-        all segments without a sidecar. If only the headers were read, a segment is read again for its keys. Raises BadData, StoreError,
-        OutOfBudget.
+        """Read the missing keys of ``ids_with_keys``, and headers of ``source_ids`` (to be rewritten) and of all segments without a
+        sidecar. A segment may be read again for its keys. Raises BadData, StoreError, OutOfBudget.
         """
         items = []
         for segment in self.live:
@@ -287,7 +281,7 @@ class PassOneSegmentResults:
         self._read_bundles(jobs, [self._keyed_segment(segment) for segment in undecided], " with transactions")
 
     def add_bundle_unless_known(self, bundle: PassOneResultOfSegmentBundle) -> bool:
-        """Add the result of a pass 1 task; return False, without adding it, if the index has the keys of one of its segments already."""
+        """Return False, without adding it, if the index has the keys of one of its segments."""
         if any(segment.has_key_rows and segment.id in self.bundle_places for segment in bundle.segments):
             return False
         for segment in bundle.segments:
@@ -302,7 +296,7 @@ class PassOneSegmentResults:
         return True
 
     def hash_range_input(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
-        """Return the input of the tasks over hash ranges, for survivors of ``source_ids``."""
+        """For survivors of ``source_ids``."""
         with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
         dirty = [
             (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
@@ -319,9 +313,7 @@ class PassOneSegmentResults:
         return GateInputOfAllHashRanges(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
     def plan_survivor_bundles(self, source_ids: AbstractSet[str]) -> list[SurvivorBundle]:
-        """Return the work items for gathering the survivors of ``source_ids``: first each bundle that has keys, then segments without
-        keys.
-        """
+        """Bundles that have keys come first, then segments without keys."""
         of_bundle: dict[int, list[SegmentForWritingSurvivors]] = {}
         without: list[SegmentForWritingSurvivors] = []
         for segment in self.live:
@@ -379,7 +371,7 @@ _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
 def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return the key prefix of scratch objects before the plan is recorded. Attempts at the same plan share it."""
+    """Before the plan is recorded. Attempts at the same plan share it."""
     below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
@@ -389,8 +381,7 @@ def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_s
 def resumable_plan_time_ms(
     store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
 ) -> int:
-    """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``: the newest time whose plan
-    would read exactly the same.
+    """Newest time whose plan would read exactly the same as an interrupted pass 1, whose results can then be reused; else ``now_ms``.
 
     :param draft_at: returns the plan that would be made at a time, or None.
     """
@@ -414,16 +405,14 @@ def list_stored_results(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
 
 
 def take_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
-    """Return the results of earlier attempts at the same round (below ``round_prefix``), and delete those of other rounds. Only the leader
-    may call it.
-    """
+    """Results of the same round (below ``round_prefix``) are returned, those of other rounds deleted. Only the leader may call it."""
     found = list(jobs.control.list(f"{scratch_key_prefix(log)}{SCOUTED}"))
     jobs.delete_scratch_objects([info.key for info in found if not info.key.startswith(round_prefix)])
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
 def adopt_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
-    """Add matching results of earlier attempts to ``index``. Return a job runner that divides keys into as many hash ranges as they do."""
+    """Add matching results to ``index``. Return a job runner with as many hash ranges as they have."""
     for info in leftovers:
         if not is_scratch_kind(KEYS_PREFIX, info.key):
             continue

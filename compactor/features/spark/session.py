@@ -1,4 +1,4 @@
-"""Starts or joins a Spark session for our jobs, sets the options they need, and reports clearly why Spark cannot start."""
+"""Start of a Spark session, its options, and the reasons why it cannot start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_supported_java() -> None:
-    """Raise UsageError if no Java is found or if it is older than OLDEST_JAVA."""
+    """Raise UsageError if Java is missing or older than OLDEST_JAVA."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     hint = "Install a JRE (Debian, Ubuntu: apt install default-jre-headless) or set JAVA_HOME"
@@ -83,7 +83,7 @@ INSTALL_HINT: Final = 'Install the same tiered-compactor on all of them, or send
 
 @dataclass(frozen=True)
 class StartedCluster:
-    """A Spark application that is ready to run tasks. seconds: until executors were ready. ui: URL of Spark's web pages; empty if none."""
+    """seconds: until executors were ready. ui: URL of Spark's web pages; empty if none."""
 
     cluster: SparkCluster
     master: str
@@ -93,8 +93,7 @@ class StartedCluster:
 
 @contextmanager
 def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[StartedCluster]:
-    """Provide the existing session (spark-submit, a notebook), else a new one on ``[spark] master`` that is stopped at the end of the
-    block.
+    """The existing session (spark-submit, a notebook), else a new one on ``[spark] master``, stopped at the end of the block.
 
     :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
         version.
@@ -121,7 +120,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
 
 
 def _check_executors(context: SparkContext, start_s: float) -> StartedCluster:
-    """Run a first job, after which executors are registered, have loaded the kernels and are known to run the driver's version."""
+    """Run a first job, after which executors have loaded the kernels and are known to run the driver's version."""
     from compactor.features.spark.jobs import SparkCluster, name_started_stages
 
     context.setJobDescription("first job: are the executors ready?")
@@ -141,7 +140,7 @@ def _check_executors(context: SparkContext, start_s: float) -> StartedCluster:
 
 
 def executors_not_ready_error(error: Exception) -> UsageError:
-    """Return the error for a failed first job, naming the Python package that executors lack if that is the cause."""
+    """Names the Python package that executors lack if that is the cause."""
     missing = _MISSING.search(str(error))
     if missing is None:
         return UsageError(f"Spark's executors do not run our tasks: {spark_error_line(error)}", hint=INSTALL_HINT)
@@ -223,7 +222,7 @@ def _spark_error_types() -> tuple[type[Exception], ...]:
 
 
 def spark_error_line(error: BaseException) -> str:
-    """Return the first meaningful line of a Spark error, without stack traces."""
+    """Without stack traces."""
     lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
     reported = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]
     return (reported or lines or [type(error).__name__])[0][:400]

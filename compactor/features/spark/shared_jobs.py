@@ -1,8 +1,7 @@
-"""Shared Spark jobs that clean many small partitions: a thread of the driver leads and publishes each partition, and one task cleans
-several.
+"""Shared Spark jobs that clean many small partitions.
 
-As soon as a slot is free, a job starts with the partitions that are ready. An error affects only its own partition: if Spark aborts a job,
-for example because one partition kills every executor, each unfinished partition of the job is retried in a job of its own.
+A thread of the driver leads and publishes each partition; one task cleans several. If Spark aborts a job, for example because one partition
+kills every executor, each unfinished partition is retried in a job of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class _QueuedPartition:
 
 
 class SharedJobRunner:
-    """Background Spark jobs, each of which cleans several submitted partitions. A context manager, which starts and ends its thread."""
+    """A context manager, which starts and ends its thread."""
 
     def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
         self.cluster = cluster
@@ -114,7 +113,7 @@ class SharedJobRunner:
             self._changed.notify_all()
 
     def _run_job_or_retry(self, partitions: list[_QueuedPartition], bins: list[list[int]]) -> None:
-        """Run one job; if it fails, retry each partition without an outcome in a job of its own."""
+        """If the job fails, each partition without an outcome is retried alone."""
         done: set[int] = set()
         left = len(bins)
         try:
@@ -144,9 +143,7 @@ class SharedJobRunner:
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
     ) -> Iterator[None]:
-        """Run a job with one task per bin (indexes in ``partitions``) and deliver the outcomes, recorded in ``done_indexes``. Yield at the
-        end of each task.
-        """
+        """One task per bin (indexes in ``partitions``). Yield at the end of each task."""
         items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
             description, self.cluster.rdd_of_items(items), clean_partition_bin, len(items), job_listener=self._job_listener
@@ -182,7 +179,7 @@ class SharedJobWorker(RemoteWorker):
 
     @override
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Skip no clean segment, because the executor reads the whole partition.
+        """No segment is skipped, because the executor reads the whole partition.
 
         If records without a key are refused, an executor counts them first, since there must be no plan if there are any.
         """

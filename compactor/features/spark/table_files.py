@@ -1,4 +1,4 @@
-"""Data files of Iceberg tables, written by the executors of a cluster and committed by the driver.
+"""Data files of Iceberg tables, written by executors.
 
 1. Slices and other files, one task each: the file is written, or its keys are read, and the keys are hashed (16 bytes a key in the
    shuffle).
@@ -41,7 +41,7 @@ MIN_RANGE_BYTES: Final = 1 << 16
 
 
 class _KeyHashesInHashRange(NamedTuple):
-    """Key hashes of one range, 16 bytes each. place: segment or data file, for errors."""
+    """16 bytes each. place: segment or data file, for errors."""
 
     place: str
     data: bytes
@@ -49,14 +49,14 @@ class _KeyHashesInHashRange(NamedTuple):
 
 @dataclass(frozen=True)
 class SparkTaskDataFileWriter:
-    """Writer of data files by Spark tasks (iceberg.columns.DataFileWriter). cost: the cost of all tasks is added to it."""
+    """Writer of data files by Spark tasks, whose cost is added to ``cost``."""
 
     cluster: SparkCluster
     cost: TaskCost
     job_listener: JobListener
 
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
-        """Write data files as ``DataFileWriter`` says. Raises Unavailable, too, if Spark aborts the job."""
+        """Raises Unavailable, too, if Spark aborts the job."""
         if not files.tasks:
             return 1.0
         tier, name = files.tier, files.partition
@@ -95,7 +95,7 @@ class SparkTaskDataFileWriter:
 
 @dataclass(frozen=True)
 class _WriteFileAndHashKeysTask:
-    """Function that writes the file of a slice, or reads the keys of a file at a path, and yields the hashes of the keys."""
+    """Writes the file of a slice, or reads a file at a path, and yields the hashes of the keys."""
 
     settings: Settings
     partition: TopicPartition
@@ -105,7 +105,7 @@ class _WriteFileAndHashKeysTask:
     ranges: int
 
     def __call__(self, task_or_path: DataFileWriteTask | str) -> Iterator[tuple[int, _KeyHashesInHashRange | TaskOutcome]]:
-        """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome)."""
+        """Yield (hash range, hashes of keys), and at last (number after the last range, outcome)."""
         hashes: list[Hashes] = []
         outcome = run_task(-1, lambda _: self._write_or_read_keys(task_or_path, hashes))
         place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
@@ -133,17 +133,13 @@ class _WriteFileAndHashKeysTask:
 
 @dataclass(frozen=True)
 class _CheckKeyUniquenessTask:
-    """Function that checks that no key hash of a range occurs twice. One further task collects the outcomes of the tasks that wrote
-    files.
-    """
+    """One further task collects the outcomes of the tasks that wrote files."""
 
     partition: TopicPartition
     budget_bytes: int
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
-        """Check the gathered key hashes, and return the gathered outcomes. Raises BadData if a key occurs twice, OutOfBudget if the hashes
-        exceed the memory.
-        """
+        """Return the gathered outcomes. Raises BadData if a key occurs twice, OutOfBudget if the hashes exceed the memory."""
         keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:
             if isinstance(answer, TaskOutcome):

@@ -4,8 +4,8 @@
 2. Offset map: survivors found for each hash range -> survivors written for each bundle.
 3. Pass 2: groups rewritten and uploaded, one receipt each.
 
-Key rows (16 bytes a record) and survivors are exchanged through the partition's scratch prefix, answers of ranges through Spark's shuffle.
-The driver only receives the batch headers that decide about transactions. The output equals that of the local engine, byte for byte (I7).
+Key rows (16 bytes a record) and survivors are exchanged through scratch objects, answers of ranges through Spark's shuffle. The driver only
+receives the batch headers that decide about transactions. The output equals the local engine's, byte for byte (I7).
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 
 @dataclass
 class SparkRoundWorker:
-    """RemoteWorker that runs the rounds of one partition on a Spark cluster.
+    """Worker for the rounds of one partition.
 
-    Pass 1 results of ``find_skippable_clean_segments`` are used for the plan that follows if they match it; otherwise
-    ``delete_unused_scan_results`` deletes them.
+    The plan that follows ``find_skippable_clean_segments`` uses its results if they match; else ``delete_unused_scan_results`` deletes
+    them.
 
-    open_cluster: starts Spark if necessary; called when there is work for it.
+    open_cluster: starts Spark if necessary.
     """
 
     open_cluster: Callable[[], SparkCluster]
@@ -126,14 +126,14 @@ class SparkRoundWorker:
         return self.open_cluster()
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
-        """Return the time for the new plan so that results of an interrupted pass 1 can be reused, or ``now_ms``."""
+        """See ``resumable_plan_time_ms``."""
         return resumable_plan_time_ms(
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Run pass 1 over the dirty segments. Raises Fenced, BadData, StoreError, OutOfBudget; KeylessRecordsRefused for records without a
-        key if the plan's policy refuses them.
+        """Raises Fenced, BadData, StoreError, OutOfBudget; KeylessRecordsRefused if there are records without a key and the policy refuses
+        them.
         """
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
@@ -153,7 +153,7 @@ class SparkRoundWorker:
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
     def delete_unused_scan_results(self) -> None:
-        """Delete results that no plan used, unless another compactor leads now and may use them."""
+        """Nothing is deleted if another compactor leads now, which may use the results."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             with suppress(CompactorError):
@@ -178,7 +178,7 @@ class SparkRoundWorker:
             self._used = TaskCost()
 
     def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
-        """Return the runner of one plan's jobs. ``check`` raises Fenced if another compactor leads the partition."""
+        """Parameter ``check``: raises Fenced if another compactor leads the partition."""
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
@@ -186,7 +186,6 @@ class SparkRoundWorker:
         return scratch_prefix_of_draft_plan(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
-        """Return access to the partition's sidecars, or None if filters are switched off."""
         return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
 
 
@@ -203,9 +202,7 @@ def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
 def create_round_task_settings(
     cluster: SparkCluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch_prefix: str, state: PartitionState
 ) -> RoundTaskSettings:
-    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a
-    time.
-    """
+    """Budgets are divided by the number of tasks that run on one executor at a time."""
     each = cluster.task_slots_per_executor
     records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
     disk = 3 * cleaner.segment_bytes if cleaner.disk_budget_bytes == "auto" else cleaner.disk_budget_bytes // each
@@ -298,7 +295,7 @@ class _RecordedPlanExecution:
         return found
 
     def _require_group_disk(self) -> None:
-        """Raise OutOfBudget, before any work begins, if one task's disk is too small for a group of segments."""
+        """Raise OutOfBudget if one task's disk is too small for a group of segments."""
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(
@@ -314,9 +311,9 @@ class _RecordedPlanExecution:
             )
 
     def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
-        """Run pass 1, write the survivors to scratch objects, and record these, so that later attempts skip this step.
+        """Record the written survivors, so that later attempts skip this step.
 
-        If the store or Spark fails, the results of finished tasks are kept for the next attempt. A task is finished once its object exists.
+        If store or Spark fails, results of finished tasks (whose object exists) are kept for the next attempt.
         """
         index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_earlier_bundles(index)
@@ -342,13 +339,13 @@ class _RecordedPlanExecution:
         return found
 
     def _reuse_earlier_bundles(self, index: PassOneSegmentResults) -> list[str]:
-        """Return the keys of all objects that earlier attempts at this plan left, used or not."""
+        """Return the keys of all objects of earlier attempts, used or not."""
         left = self._list_earlier_bundles()
         self._jobs = adopt_leftover_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_earlier_bundles(self) -> list[ObjectInfo]:
-        """Return the results of all attempts at this plan, from before and after it was recorded."""
+        """From before and after the plan was recorded."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
         return [info for place in places for info in list_stored_results(store, place)]
@@ -388,7 +385,7 @@ class _RecordedPlanExecution:
         yield from (gathered for _, gathered in self._jobs.run_tasks_over_rdd(step, answers, _WriteSurvivorsTask(shared), len(beside)))
 
     def _delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
-        """Delete scratch objects of this attempt if this process still leads. Ignore a StoreError, which could hide an earlier error."""
+        """Only if this process still leads. A StoreError is ignored: it could hide an earlier error."""
         if object_keys:
             with suppress(StoreError):
                 self._session.raise_if_leadership_lost()
@@ -401,10 +398,8 @@ def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> Survivo
 
 @dataclass(frozen=True)
 class HashRangeTask:
-    """Task that reads some hash ranges and yields (target index, answer) pairs: survivors for a bundle, checksums for the gate. An error is
-    sent to every target.
+    """Yields (target index, answer) pairs: survivors for a bundle, checksums for the gate. An error is sent to every target.
 
-    targets: target index of each bundle.
     gate_place: target index of the gate's answers.
     """
 
@@ -466,7 +461,7 @@ class _WriteSurvivorsTask:
 class KeptPassOneResults:
     """Pass 1 results of the dirty segments, kept for the plan that follows.
 
-    leftover_keys: keys of all objects that earlier attempts left, used or not.
+    leftover_keys: of all objects of earlier attempts, used or not.
     """
 
     jobs: RoundJobRunner
@@ -475,7 +470,7 @@ class KeptPassOneResults:
     leftover_keys: tuple[str, ...]
 
     def matches_plan(self, plan: CompactionPlan) -> bool:
-        """Return whether ``plan`` has the same dirty range, policy and time, and skips only segments that these results include."""
+        """Compares dirty range, policy and time; the plan may skip only segments that these results include."""
         same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
         return all(getattr(plan, name) == getattr(self.jobs.shared.plan, name) for name in same) and all(
             segment.id in self.index.stand_ins or segment.id in self.index.segments for segment in plan.skipped
@@ -494,10 +489,9 @@ def find_skippable_segments(
     statistics: BloomFilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> KeptPassOneResults | None:
-    """Index the dirty segments and decide which clean segments can be skipped; None if no clean segment has a sidecar, unless records
-    without a key are refused, which must be known before there is a plan.
+    """Return None if no clean segment has a sidecar, unless records without a key are refused, which must be known before there is a plan.
 
-    :param leftovers: results of earlier attempts at the same round.
+
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short. After the last two the results are
         kept for the next attempt.
     """
@@ -524,7 +518,7 @@ def find_skippable_segments(
 
 
 def _refuses_keyless_records(plan: CompactionPlan, assessment: RoundAssessment[RemoteLogSegmentMetadata]) -> bool:
-    """Return whether there must be no plan if the dirty range has records without a key."""
+    """If so, there must be no plan with such records in the dirty range."""
     return plan.policy.keyless_records == "refuse" and bool(assessment.dirty)
 
 
