@@ -1,4 +1,4 @@
-"""Entry point of ``python -m compactor``, the same as ``tiered-compactor``."""
+"""Entry point of ``python -m compactor``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Composition root: opens the stores that the settings name, and composes a tier."""
+"""Composition root: opens stores and composes a tier."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
-    """Return the tier that the settings describe. Makes no request to brokers.
+    """Makes no request to brokers.
 
     :param local_state: whether to cache control logs in ``state_dir``.
     :param topics: topic ids by topic name; None to look them up in the tier's metadata.
@@ -151,7 +151,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
 
 
 def _log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
-    """Return None if the tier is not broker-managed, or no broker is configured. Makes no request itself."""
+    """Reader for a broker-managed tier with configured brokers, otherwise None."""
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
         return None
     from compactor.adapters.brokers.view import LiveBrokerMetadata
@@ -167,7 +167,6 @@ def _log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Calla
 def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:
     """Open the brokers' metadata topic, or its latest snapshot if no broker is configured. Makes no request to brokers yet.
 
-    :raises UsageError: if the connection settings are invalid.
     :raises StoreError: if there is neither broker nor snapshot.
     """
     kafka = settings.kafka
@@ -199,13 +198,11 @@ def cluster_confirmations(settings: Settings) -> ClusterConfirmations:
 
 
 def create_topic_ids_query(settings: Settings) -> Callable[[Sequence[str]], ClusterTopicIds] | None:
-    """Return a request for topic ids by topic name; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.topic_ids
 
 
 def create_topic_settings_query(settings: Settings) -> TopicSettingsQuery | None:
-    """Return a request for the topics' compaction settings; None if no brokers are configured."""
     queries = _create_cluster_queries(settings)
     return None if queries is None else queries.compaction_settings
 

@@ -1,4 +1,4 @@
-"""Types and special values of offsets, epochs, times and ids. Importing this module loads nothing else."""
+"""Types and special values of offsets, epochs, times and ids. Loads nothing else."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ ParsedSchemaAndNamedTypes = tuple[Any, dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class DecodedKeyOrValue:
     """Result of decoding a key or a value.
+
     value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded.
     schema_id: None if the bytes name no schema that the registry has.
     error: reason why the bytes were not decoded, or empty.
@@ -56,17 +57,14 @@ class DecodedKeyOrValue:
 
     @property
     def is_decoded(self) -> bool:
-        """True for null, too."""
         return not self.error
 
     def format_value_as_text(self) -> str | None:
-        """Return the value as text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
+        """JSON for a JSON value. None if ``value`` is None and not JSON's null."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
 class KeyAndValueDecoder:
-    """Decoder of record keys and values. The registry is contacted when the first of them needs it."""
-
     def __init__(self, settings: Settings) -> None:
         self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
         self._parsed = lru_cache(maxsize=1000)(_parse_avro_schema)
@@ -78,9 +76,10 @@ class KeyAndValueDecoder:
     def decode_key_or_value(
         self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False
     ) -> DecodedKeyOrValue:
-        """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
+        """Decode bytes. Those that do not have the format give a result with an ``error``.
+
         :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
-        :param keeps_python_types: whether Avro values keep fastavro's Python types (bytes, times, decimals) instead of JSON's.
+        :param keeps_python_types: whether Avro values keep fastavro's Python types instead of JSON's.
         :raises StoreError: if the registry is needed and cannot be reached.
         :raises UsageError: if the format is ``avro`` and no registry is configured.
         """
@@ -101,9 +100,11 @@ class KeyAndValueDecoder:
         return _parse_json_text(text) if field_format == "json" else DecodedKeyOrValue(text)
 
     def encode_avro_key(self, topic: str, key_text: str) -> bytes:
-        """Return the bytes of a key given as ``avro:JSON`` or ``avro@ID:JSON``, by the schema of that id or the topic's key schema.
+        """Encode a key given as ``avro:JSON`` or ``avro@ID:JSON``, by the schema of that id or the topic's key schema.
+
         Kafka compares bytes, so a value encoded with two schemas gives two keys: the id is required if several key schemas of the topic can
         encode the value.
+
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
         registry = self._require_registry()
@@ -133,16 +134,13 @@ class KeyAndValueDecoder:
         return self._registry
 
     def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
-        """Return an Avro schema. Raises KeyError if the registry lacks it, ValueError if it is not valid, StoreError if the registry
-        cannot be reached.
-        """
+        """Raises KeyError if the registry lacks the schema, ValueError if it is not valid, StoreError if the registry cannot be reached."""
         schema = self._require_registry().schema(schema_id)
         if schema is None:
             raise KeyError(schema_id)
         return self._parsed(schema)
 
     def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
-        """The result has an ``error`` and no ``schema_id`` if the bytes have another format or the registry lacks the schema."""
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedKeyOrValue(error="not in the wire format of a schema registry")
         schema_id = _HEADER.unpack_from(data)[1]
@@ -175,7 +173,6 @@ class KeyAndValueDecoder:
         return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
     def _try_encode_avro(self, schema: RegisteredSchema, value: object) -> bytes | None:
-        """Return None if the value does not match the schema."""
         from fastavro import schemaless_writer
 
         stream = io.BytesIO(_HEADER.pack(0, schema.schema_id))
@@ -188,7 +185,7 @@ class KeyAndValueDecoder:
 
 
 def parse_key_text(key_text: str) -> bytes:
-    """Return a key given as text or as ``base64:...``, as `segments dump` prints keys. Raises UsageError if it is not base64."""
+    """Raises UsageError if a ``base64:...`` text is not base64."""
     if not key_text.startswith("base64:"):
         return key_text.encode()
     try:
@@ -198,22 +195,21 @@ def parse_key_text(key_text: str) -> bytes:
 
 
 def parse_topic_key(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
-    """Return a key given as text, as ``base64:...``, ``avro:JSON`` or ``avro@ID:JSON``. Without a registry, a text that begins with
-    ``avro`` is the key itself. Raises UsageError if the text is not valid.
+    """Key given as text, ``base64:...``, ``avro:JSON`` or ``avro@ID:JSON``. Without a registry, a text that begins with ``avro`` is the key
+    itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
     return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key_text(key_text)
 
 
 def to_json_text(value: object) -> str:
-    """Return compact JSON. Bytes (base64), times (ISO 8601), decimals, and numbers such as NaN become strings."""
+    """Compact JSON. Bytes (base64), times (ISO 8601), decimals, and numbers such as NaN become strings."""
     from pydantic_core import to_json
 
     return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
 
 
 def _replace_bytes_by_base64(value: object) -> object:
-    """Return a value in which bytes are replaced by base64 text, as `cat` prints them."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):
@@ -222,7 +218,6 @@ def _replace_bytes_by_base64(value: object) -> object:
 
 
 def _replace_uuids_by_text(value: object) -> object:
-    """Return an Avro value with texts in place of UUIDs."""
     if isinstance(value, dict):
         return {name: _replace_uuids_by_text(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -231,7 +226,6 @@ def _replace_uuids_by_text(value: object) -> object:
 
 
 def _parse_json_text(text: str) -> DecodedKeyOrValue:
-    """Parse a text as JSON. The result has the value, or the reason why the text is not JSON."""
     try:
         return DecodedKeyOrValue(json.loads(text), is_json=True)
     except (ValueError, RecursionError) as error:
@@ -270,8 +264,9 @@ JsonDocument = Any
 @dataclass(frozen=True)
 class RegisteredSchema:
     """A schema of the registry.
+
     kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-    references: texts of the schemas that this schema uses, directly or indirectly; each after those that it uses itself.
+    references: texts of the schemas that it uses, directly or indirectly; each after those that it uses itself.
     """
 
     schema_id: int
@@ -281,10 +276,9 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """Client of the schema registry. Each schema is requested once per process, because the schema of an id never changes."""
+    """Client of the schema registry. Each schema is requested once per process."""
 
     def __init__(self, settings: RegistrySettings) -> None:
-        """Raises UsageError if the file with the credentials cannot be read."""
         self._url = settings.url.rstrip("/")
         # Requests are few, and no socket is left open that nobody closes.
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
@@ -300,7 +294,7 @@ class SchemaRegistry:
             return None
 
     def fetch_subject_ids(self, subject: str) -> list[int]:
-        """Return the schema ids of all versions of a subject, such as ``orders-key``; none if there is no such subject."""
+        """Schema ids of all versions of a subject, such as ``orders-key``; none if it does not exist."""
         place = f"/subjects/{quote(subject, safe='')}/versions"
         try:
             return list(dict.fromkeys(self._request_json(f"{place}/{version}")["id"] for version in self._request_json(place)))

@@ -55,8 +55,6 @@ class DemoTopicSettings:
     """Size of the generated topic. The same settings, ``seed`` included, give the same bytes.
 
     now_ms: time of the last record.
-    keys: number of rows of the table.
-    batch_records: records in a batch.
     transactions: one of them is aborted.
     """
 
@@ -102,10 +100,7 @@ class _LogDirectoryWriter:
 
 
 def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
-    """Write a Kafka log directory, which must not exist yet. Yield the number of records of each batch.
-
-    :param customers: afterwards it holds the last value of each key.
-    """
+    """Write a Kafka log directory, which must not exist yet. Yield the number of records of each batch."""
     folder.mkdir(parents=True)
     log = _LogDirectoryWriter(folder, settings.segment_bytes)
     batches = -(-settings.records // settings.batch_records)
@@ -143,10 +138,7 @@ def _is_aborted(settings: DemoTopicSettings, transaction_number: int) -> bool:
 
 
 class CustomersTable:
-    """The table whose changes the topic holds.
-
-    latest: key -> last committed value, None if the key was deleted.
-    """
+    """The table whose changes the topic holds. latest: key -> last committed value, None if the key was deleted."""
 
     def __init__(self, settings: DemoTopicSettings) -> None:
         self._random = np.random.default_rng(settings.seed)
@@ -158,9 +150,6 @@ class CustomersTable:
         self._lsn = 1 << 32
 
     def change_rows(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
-        """Change random rows, and return the records of these changes, one millisecond apart. If ``aborted``, the table itself stays as it
-        is.
-        """
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
         versions = dict(self._versions) if aborted else self._versions
@@ -172,9 +161,7 @@ class CustomersTable:
     def _change_row(
         self, change_count_by_key: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
-        """:param change_count_by_key: changed in place.
-        :param random_fraction: from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
-        """
+        """random_fraction: from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists."""
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key
         headers = (("connector", b"shop-db"), ("lsn", b"%d" % self._lsn))
@@ -220,8 +207,6 @@ ValueByKey = dict[bytes, bytes | None]
 
 @dataclass(frozen=True)
 class DemoTopicSize:
-    """Size of the topic in the tier. Records include transaction markers."""
-
     records: int
     bytes: int
     segments: int
@@ -229,8 +214,6 @@ class DemoTopicSize:
 
 @dataclass(frozen=True)
 class DemoComparison:
-    """The tier before and after the round, and each key's last value as written and as found in the tier."""
-
     before: DemoTopicSize
     after: DemoTopicSize
     written: ValueByKey
@@ -243,7 +226,7 @@ def count_keys_with_value(values: ValueByKey) -> int:
 
 
 def value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
-    """Return a line for each key whose last value in the tier differs. A deleted key may have a tombstone or no record."""
+    """Line for each key whose last value in the tier differs. A deleted key may have a tombstone or no record."""
     return [
         f"{key!r} has another last value"
         for key in sorted(written_values.keys() | values_in_tier.keys())
@@ -263,7 +246,6 @@ class Demo:
     :param folder: may be absent or empty, or hold an earlier demo, which is deleted.
     :param now_ms: time of the last record, and of the round.
     :param tier_url: where the tier is created and stays, empty for inside the folder.
-    :param settings: access to the store at ``tier_url``.
     :raises UsageError: if the folder or the URL is in use.
     :raises Refused: if the store at ``tier_url`` is not fit for a tier.
     """
@@ -293,7 +275,6 @@ class Demo:
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
     def _clear_folder(self) -> None:
-        """Raises UsageError if the folder holds anything but an earlier demo."""
         if self.folder.is_dir() and any(self.folder.iterdir()):
             if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
                 raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
@@ -305,7 +286,6 @@ class Demo:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def write_topic(self, on_records: OnCount) -> None:
-        """Call ``on_records`` with the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
@@ -321,7 +301,6 @@ class Demo:
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
     def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
-        """Return the errors of the tier's segments, without notes."""
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 

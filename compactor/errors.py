@@ -38,9 +38,8 @@ _SECRETS = (
 
 
 def without_secrets(text: str) -> str:
-    """Remove credentials from a text: user parts and queries of URLs, tokens, headers.
-
-    Every text that becomes an error passes through this function, because errors are logged, recorded and shown on pages.
+    """Remove credentials from a text: user parts and queries of URLs, tokens, headers. Every error text passes through here, because errors
+    are logged, recorded and shown.
     """
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
@@ -52,7 +51,7 @@ def bug_reason(error: BaseException) -> str:
 
 
 class BlockedCause(StrEnum):
-    """Causes for which no round cleans a partition until a person acts. FAILING: jobs or polls of this process fail and are retried."""
+    """Causes for which no round cleans a partition until a person acts. FAILING: this process fails and retries."""
 
     SETTINGS = "settings"
     BUDGET = "budget"
@@ -104,10 +103,10 @@ class UsageError(CompactorError):
 
 
 class BadData(CompactorError):
-    """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned.
+    """Raised if data is damaged or contradicts its recorded metadata, so that it cannot be cleaned.
 
-    is_other_content: the bytes are intact, but differ from the content that is known for the same offsets.
-    is_compacted: the data is intact, but a log cleaner has removed records that the tier needs.
+    is_other_content: the bytes are intact, but differ from the content known for the same offsets.
+    is_compacted: a log cleaner has removed records that the tier needs.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
     """
@@ -131,7 +130,7 @@ class BadData(CompactorError):
 
 
 class Fenced(CompactorError):
-    """Raised if another compactor has taken over the partition. This process has changed nothing since then."""
+    """Raised if another compactor has taken over the partition. This process has changed nothing since."""
 
     exit_code = 4
 
@@ -151,15 +150,15 @@ class NotFound(StoreError):
 
 
 class AlreadyExists(StoreError):
-    """Raised if an object was not created because one with this key exists."""
+    """Raised if an object was not created because its key is taken."""
 
 
 class Unavailable(StoreError):
-    """Raised if the store or broker fails temporarily. The request may or may not have taken effect; trying again may help."""
+    """Raised if the store or broker fails temporarily. The request may have taken effect; trying again may help."""
 
 
 class Refused(StoreError):
-    """Raised if the store or broker refuses a request: credentials, permissions, a missing bucket, a wrong region, an archived object.
+    """Raised if the store or broker refuses a request (credentials, permissions, a missing bucket, a wrong region, an archived object).
     Trying again does not help.
     """
 
@@ -169,7 +168,7 @@ class Refused(StoreError):
 
 
 class CannotCopy(StoreError):
-    """Raised if the store does not copy ranges on the server side: the data has to be downloaded and uploaded."""
+    """Raised if the store does not copy ranges: the data has to be downloaded and uploaded."""
 
 
 class CopyDiffers(StoreError):
@@ -184,7 +183,7 @@ class OutOfBudget(CompactorError):
 
 
 def gravest_exit_code(codes: list[ExitCode]) -> ExitCode:
-    """Return the first of 1, 2, 6, 5, 3 and 4 that is among ``codes``, else 0."""
+    """First of 1, 2, 6, 5, 3 and 4 that is among ``codes``, else 0."""
     for code in (1, 2, 6, 5, 3, 4):
         if code in codes:
             return code

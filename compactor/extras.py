@@ -1,4 +1,4 @@
-"""Optional dependencies: the extras of the distribution, and the error for a missing one."""
+"""Optional dependencies: the extras of the distribution."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ MODULES: Final = {
 
 
 def require_pip_extra(extra: str, feature: str) -> None:
-    """Raise UsageError if a module of an extra (optional dependency group of pip) is not installed.
-
-    :param feature: what needs it, such as ``recompact``.
-    """
+    """Raise UsageError if a module of an extra is not installed. feature: what needs it, such as ``recompact``."""
     for module in MODULES[extra]:
         if not _is_installed(module):
             raise _missing_error(extra, f"{feature} needs {module}")
 
 
 def missing_extra_error(module: str) -> UsageError | None:
-    """Return the error for a module that could not be imported, if the module belongs to an extra."""
+    """Error for a module that could not be imported, if it belongs to an extra."""
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):

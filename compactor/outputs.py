@@ -22,8 +22,8 @@ class PartitionOutputExtent:
     """Part of a partition that its output shows.
 
     end_offset: exclusive.
-    snapshots: number of versions of the output that can be read.
-    waits_for: why the output shows no more offsets; empty if it shows all that it could.
+    snapshots: number of readable versions.
+    waits_for: why the output shows no more offsets; may be empty.
     undecoded: number of rows that could not be decoded into typed columns.
     """
 
@@ -52,28 +52,22 @@ class OutputReport:
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output."""
-
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
+        """Bring an output up to its published view, and delete old versions whose time is over.
 
         :raises BadData: if an object is missing or damaged.
         :raises OutOfBudget: if a segment does not fit the disk budget.
         :raises Leased: if another process writes this output now.
-        :raises StoreError: if a store fails.
         """
 
 
 class OutputModule(Protocol):
-    """Interface of the modules that ``OutputKind.module`` names."""
-
-    def open_output(self, tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter:
-        """Makes no request. Raises UsageError if the output's settings are invalid."""
+    def open_output(self, tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter: ...
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """One kind of output. setting: name of the settings that ask for it, for messages. module: imported on use."""
+    """One kind of output. setting: the settings that ask for it, for messages. module: imported on use."""
 
     is_configured: Callable[[Settings], bool]
     setting: str
@@ -89,10 +83,7 @@ OUTPUTS = (
 
 
 def configured_output_writer(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
-    """Return the configured output, if any. Makes no request. Raises UsageError if its settings are invalid.
-
-    :param wrap_store: wraps the output's store, for example so that requests can be interrupted.
-    """
+    """Makes no request. Raises UsageError if the output's settings are invalid."""
     found = [kind for kind in OUTPUTS if kind.is_configured(tier.settings)]
     if len(found) > 1:
         raise UsageError("two outputs are configured", hint="Remove [tier.pinterest] target, or the topics of [outputs.iceberg]")

@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class SegmentWorkStage(StrEnum):
-    """Stages of the work on a segment, in the order in which its bytes pass them."""
+    """Stages of the work on a segment, in the order of the data flow."""
 
     FETCH = "fetch"  # from the store to this machine
     CHECK = "check"  # batch headers and CRCs; the first touch of every byte
@@ -34,16 +34,12 @@ class SegmentWorkStage(StrEnum):
 
 @dataclass(slots=True)
 class StageCost:
-    """CPU and wall-clock seconds, each summed over all threads, and bytes processed."""
-
     cpu: float = 0.0
     wall: float = 0.0
     bytes: int = 0
 
 
 class _ActiveStagesOfThread(threading.local):
-    """Stages that a thread is in, the innermost last, and its clocks when the innermost began or resumed."""
-
     def __init__(self) -> None:
         self.stages: list[SegmentWorkStage] = []
         self.cpu = self.wall = 0.0
@@ -53,7 +49,6 @@ class StageCostRecorder:
     """Cost of each stage over all threads. While a stage runs inside another one, time counts only for the inner stage.
 
     :param cpu: returns the CPU seconds of the calling thread.
-    :param wall: returns the seconds of a wall clock.
     """
 
     def __init__(self, cpu: Callable[[], float], wall: Callable[[], float]) -> None:
@@ -95,7 +90,7 @@ def record_stage_costs(recorder: StageCostRecorder) -> Iterator[None]:
 
 
 def measure_stage(stage: SegmentWorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that counts a function's time and bytes as cost of a stage.
+    """Decorator that counts a function's time and bytes as cost of a stage.
 
     :param size: returns the bytes processed; called after the function, with its arguments.
     """

@@ -26,13 +26,11 @@ T = TypeVar("T")
 
 
 class Stopped(CompactorError):
-    """Raised to interrupt work because the service is stopping. The next run resumes a round that ends so."""
+    """Raised to interrupt work because the service is stopping. The next run resumes the round."""
 
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The request that a service stops. Work checks it wherever it can be interrupted safely."""
-
     event: threading.Event
 
     def raise_if_stopped(self) -> None:
@@ -40,21 +38,17 @@ class StopRequest:
             raise Stopped("the daemon is stopping")
 
     def sleep_unless_stopped(self, seconds: float) -> None:
-        """Raises Stopped as soon as the service is asked to stop."""
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
     def check_stage(self, stage: RoundStage) -> None:
-        """Raise Stopped if the service is stopping and the round is not published: then only its statistics are left to record."""
+        """Raise Stopped if the service is stopping and the round is not published: then only statistics are left to record."""
         if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
 
 
 class InterruptibleStore(ForwardingStore):
-    """Object store whose next request raises Stopped once the service is stopping.
-
-    :param record_transferred_bytes: called after each read of an object with the number of its bytes.
-    """
+    """Object store whose next request raises Stopped once the service is stopping."""
 
     def __init__(self, store: ObjectStore, stop: StopRequest, record_transferred_bytes: Callable[[int], None] = lambda size: None) -> None:
         super().__init__(store)
@@ -89,14 +83,10 @@ class InterruptibleStore(ForwardingStore):
 
 
 class EventLogger(Protocol):
-    """Writes one line to a service's log. level: a level of ``logging``. fields: ``partition``, ``run`` and the like."""
-
     def __call__(self, text: str, *, level: int = logging.INFO, **fields: str) -> None: ...
 
 
 class ServiceEventLogger:
-    """EventLogger of a Python logger. The log record's attribute ``fields`` holds the fields."""
-
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
@@ -115,9 +105,7 @@ MAX_RETRY_MS = 6 * 3_600_000
 
 
 def backoff_ms(failures: int, first_ms: int = RETRY_MS, max_ms: int = MAX_RETRY_MS) -> int:
-    """Return the delay after ``failures`` consecutive failures: ``first_ms``, doubled by each further one, at most ``max_ms``. 0 if nothing
-    has failed.
-    """
+    """Delay after consecutive failures: ``first_ms``, doubled by each further one, at most ``max_ms``; 0 after none."""
     return 0 if failures <= 0 else min(max_ms, first_ms << min(failures - 1, 40))
 
 
@@ -126,7 +114,7 @@ class ServiceStatus:
     """Status of a service at one moment.
 
     scan_ms: time of the latest scan, 0 before the first.
-    ready: whether the latest scan was complete and nothing is wrong. False before the first scan, and when the service is stopping.
+    ready: whether the latest scan was complete and nothing is wrong. False when the service is stopping.
     problem: what is wrong, or an empty string.
     """
 
@@ -157,8 +145,8 @@ FIXED = ("disk_budget_bytes", "map_engine")
 
 @dataclass(frozen=True)
 class ReloadedSettings:
-    """Result of rereading a configuration: the settings from now on, changes that take effect now, and changes that wait for the next
-    start. Changes are lines such as ``cleaner.bloom: true -> false``.
+    """Result of rereading a configuration. changed: takes effect now; waiting: at the next start. Lines such as ``cleaner.bloom: true ->
+    false``.
     """
 
     settings: Settings
@@ -204,7 +192,7 @@ def _is_live(key: str) -> bool:
 
 
 def _flatten_settings(settings: Settings) -> dict[str, Any]:
-    """Return all settings by dotted key. A [topics] table contributes only the values that it sets."""
+    """Settings by dotted key. A [topics] table contributes only the values that it sets."""
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()
@@ -230,8 +218,8 @@ WAKE_S = 1.0
 
 
 class PollingLoop(ABC, Generic[JobT, ResultT]):
-    """Base class of services. One thread calls ``scan``, ``start_due_jobs`` and ``process_ended_jobs`` in turn; all other public methods
-    may be called from any thread.
+    """Base class of services. One thread calls ``scan``, ``start_due_jobs`` and ``process_ended_jobs`` in turn; other public methods may be
+    called from any thread.
     """
 
     def __init__(self, tier: Tier, log: EventLogger) -> None:
@@ -249,9 +237,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run the service until ``request_stop`` is called and all running jobs have ended: each ends at one of its next two requests to
-        the store.
-        """
+        """Run until ``request_stop`` is called and all jobs have ended: each ends at one of its next two requests to the store."""
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():
             self._loop_s = time.monotonic()
@@ -271,24 +257,21 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             self.process_ended_jobs(None)
 
     def request_stop(self) -> None:
-        """Ask the service to stop, and return at once."""
         self.stop.event.set()
         self._done.put(None)
 
     def request_scan(self) -> None:
-        """Ask for a scan, at the earliest WAKE_S after the last one, and return at once."""
+        """Ask for a scan, at the earliest WAKE_S after the last one."""
         self._woken.set()
         self._done.put(None)
 
     def request_settings_change(self, settings: Settings) -> None:
-        """Use these settings (``settings_after_reload``) for all jobs that begin from now on. Returns at once."""
+        """Use these settings (``settings_after_reload``) for all jobs that begin from now on."""
         self._new_settings = settings
         self._done.put(None)
 
     def process_ended_jobs(self, max_wait_s: float | None) -> None:
-        """Wait until a job ends, at most ``max_wait_s`` seconds (None: without limit), and process all results. Returns early if a stop, a
-        scan or new settings are requested.
-        """
+        """Wait until a job ends, at most ``max_wait_s`` (None: without limit), and process all results. Returns early at a request."""
         try:
             done = self._done.get(timeout=max_wait_s) if max_wait_s is None or max_wait_s > 0 else self._done.get_nowait()
             while True:
@@ -299,24 +282,21 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             return
 
     def loop_age_ms(self) -> int:
-        """Return the age of the latest pass. A large value shows that the loop hangs."""
+        """Age of the latest pass. A large value shows that the loop hangs."""
         return int((time.monotonic() - self._loop_s) * 1000)
 
     @abstractmethod
-    def scan(self) -> None:
-        """Find out which partitions need a job."""
+    def scan(self) -> None: ...
 
     @abstractmethod
-    def start_due_jobs(self) -> Sequence[object]:
-        """Start every due job for which a thread is free, and return the started jobs, or their partitions."""
+    def start_due_jobs(self) -> Sequence[object]: ...
 
     @abstractmethod
-    def _process_job_result(self, result: ResultT) -> None:
-        """Process the result of a job that has ended, and remove it from ``_running``."""
+    def _process_job_result(self, result: ResultT) -> None: ...
 
     @abstractmethod
     def _apply_settings(self, settings: Settings) -> None: ...
 
     @abstractmethod
     def _scan_interval_s(self) -> float:
-        """Return the seconds from the end of a scan to the next one."""
+        """Seconds from the end of a scan to the next one."""

@@ -1,4 +1,4 @@
-"""Metric helpers of daemon and agent: one name prefix, base units, Prometheus text format."""
+"""Metric helpers of daemon and agent: name prefix, base units, Prometheus text format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUESTS = ("get", "head", "put", "copy", "list", "delete", "multipart")
 
 
 def render_metrics(families: Iterable[Metric]) -> bytes:
-    """Return these metrics, and those of the process itself, in Prometheus' text format."""
+    """Metrics, and those of the process itself, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_ComputedMetricsCollector(families))
     ProcessCollector(registry=registry)
@@ -44,7 +44,7 @@ class _ComputedMetricsCollector(Collector):
 
 
 def make_gauge(name: str, help_text: str, value: float) -> Metric:
-    """Return a gauge with one value. ``name`` lacks the program's common prefix."""
+    """Gauge with one value. ``name`` lacks the program's prefix."""
     return GaugeMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
@@ -61,7 +61,7 @@ def make_counters(rows: Iterable[MetricNameHelpAndValue]) -> Iterator[Metric]:
 
 
 def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition of the latest topic of each name.
+    """Gauges with one time series per partition of the latest topic of each name.
 
     :param values: for each partition one value per gauge, in the order of ``help_by_name``.
     """
@@ -75,14 +75,12 @@ def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[Top
 
 
 def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Add a time series per label value to ``family``, which has one label."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family
 
 
 def common_metrics(usage: StoreUsage) -> Iterator[Metric]:
-    """Yield the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)
     requests = CounterMetricFamily(f"{OWN}_requests", "Requests to the tier", labels=["kind"])

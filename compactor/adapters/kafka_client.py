@@ -1,7 +1,7 @@
 """Connections to Kafka brokers: client properties, retries, and translation of librdkafka's errors.
 
-confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka retries a broker that refuses it and reports the reason only in a
-callback; ClientErrorRecorder stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
+librdkafka retries a broker that refuses it and reports the reason only in a callback; ClientErrorRecorder stores that reason, and
+``retry_until_answered`` stops retrying if it is permanent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NoSuchTopic(Refused):
-    """Raised if the cluster has no such topic or partition."""
+class NoSuchTopic(Refused): ...
 
 
 _ATTEMPT_TIMEOUT_S = 0.5
@@ -86,8 +85,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KafkaConnection:
-    """Bootstrap servers and librdkafka's properties. Raises UsageError for properties that must not be set. timeout_s: seconds for which a
-    request is retried.
+    """Bootstrap servers and librdkafka's properties. Raises UsageError for properties that must not be set. timeout_s: for which a request
+    is retried.
     """
 
     bootstrap_servers: str
@@ -103,12 +102,12 @@ class KafkaConnection:
 
     @property
     def producer_delivery_timeout_ms(self) -> int:
-        """Return after how many milliseconds a producer's record cannot arrive any more."""
+        """Milliseconds after which a producer's record cannot arrive any more."""
         detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
     def client_settings(self, listener: ClientErrorRecorder, **ours: object) -> dict[str, Any]:
-        """Configuration of a confluent-kafka client. ``ours``: further properties, with underscores instead of dots."""
+        """Configuration of a client. ``ours``: further properties, with underscores for dots."""
         fixed = {name.replace("_", "."): value for name, value in ours.items()}
         return {
             "client.id": "tiered-compactor",
@@ -123,14 +122,14 @@ class KafkaConnection:
 
 
 class ClientErrorRecorder:
-    """Recorder of the most severe error that librdkafka has reported since the last successful answer. Thread-safe."""
+    """Recorder of the most severe error since librdkafka's last successful answer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._error: KafkaError | None = None
 
     def record_error(self, error: KafkaError) -> None:
-        """Store an error unless a more severe one is stored. Called by librdkafka."""
+        """Store an error unless a more severe one is stored."""
         with self._lock:
             known = self._error
             if known is None or _error_severity_rank(error.name()) >= _error_severity_rank(known.name()):
@@ -146,7 +145,7 @@ class ClientErrorRecorder:
             return self._error
 
     def tls_or_login_error(self, servers: str, request_name: str) -> Refused | None:
-        """Stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None."""
+        """Stored error if it is about TLS or login, so that retrying is pointless."""
         error = self.most_severe_error
         if error is None or _error_severity_rank(error.name()) < 2:
             return None
@@ -155,14 +154,12 @@ class ClientErrorRecorder:
 
 
 class _LibrdkafkaDebugLogger(logging.Handler):
-    """Logger that writes librdkafka's lines at debug level. Errors also reach the client's error callback."""
-
     def log(self, level: int, message: str, *arguments: object) -> None:
         _log.debug(message, *arguments)
 
 
 def load_confluent_kafka() -> Any:
-    """Import and return the module confluent_kafka. Raises UsageError if it is not installed."""
+    """Raises UsageError if confluent_kafka is not installed."""
     try:
         import confluent_kafka
         import confluent_kafka.admin
@@ -172,7 +169,7 @@ def load_confluent_kafka() -> Any:
 
 
 def create_kafka_client(factory: Callable[[], Any]) -> Any:
-    """Call ``factory`` and return the client. Raises Refused if librdkafka rejects a property or cannot read a file."""
+    """Raises Refused if librdkafka rejects a property or cannot read a file."""
     kafka = load_confluent_kafka()
     try:
         return factory()
@@ -183,8 +180,8 @@ def create_kafka_client(factory: Callable[[], Any]) -> Any:
 def retry_until_answered(
     connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str, send_once: Callable[[float], T]
 ) -> T:
-    """Call ``send_once`` (with the seconds that the attempt may take) until it returns, and return its result. Raises Unavailable after the
-    connection's ``timeout_s``, and at once an error that a retry cannot solve, as Refused, NotFound or Unavailable.
+    """Call ``send_once`` (with the seconds that the attempt may take) until it returns. Raises Unavailable after the connection's
+    ``timeout_s``, and at once an error that a retry cannot solve.
     """
     kafka = load_confluent_kafka()
     began = time.monotonic()
@@ -215,10 +212,10 @@ def retry_until_answered(
 
 
 class RetriedAdminRequest(Generic[K, T]):
-    """An admin request that ``retry_until_answered`` can repeat. Calling it returns all answers, or raises TimeoutError.
+    """Admin request that ``retry_until_answered`` can repeat. Calling it returns all answers, or raises TimeoutError.
 
-    If the controller or leader that the client knows has died, no answer comes; therefore the metadata is refreshed and the request sent
-    again, while answers to the first are still accepted.
+    If the known controller or leader has died, no answer comes; therefore the metadata is refreshed and the request sent again, while
+    answers to the first are still accepted.
 
     :param topic: topic whose leaders are needed; None for all topics.
     """
@@ -252,8 +249,6 @@ class RetriedAdminRequest(Generic[K, T]):
 
 
 class LazyKafkaAdminClient:
-    """Admin client that connects on first use; for one thread."""
-
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._listener = ClientErrorRecorder()
@@ -261,7 +256,7 @@ class LazyKafkaAdminClient:
 
     @property
     def client(self) -> Any:
-        """Client. Raises Refused if the connection's properties are invalid."""
+        """Raises Refused if the connection's properties are invalid."""
         if self._client is None:
             self._client = create_kafka_client(
                 lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener))
@@ -269,11 +264,10 @@ class LazyKafkaAdminClient:
         return self._client
 
     def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
-        """Send a request, and return each answer under the key of its future. Raises Unavailable, Refused or NotFound."""
+        """Answers under the keys of their futures. Raises Unavailable, Refused or NotFound."""
         return retry_until_answered(self._connection, self._listener, request_name, RetriedAdminRequest(self.client, send))
 
     def request_cluster_metadata(self, request_name: str) -> Any:
-        """Return brokers, topics and leaders, in one request."""
         client = self.client
         return retry_until_answered(
             self._connection, self._listener, request_name, lambda seconds: [client.poll(0), client.list_topics(timeout=seconds)][1]
@@ -284,7 +278,6 @@ class LazyKafkaAdminClient:
 
 
 def translate_kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
-    """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable."""
     name, detail = error.name(), error.str()
     for names, kind, text, hint in _MEANINGS:
         if name in names:
@@ -312,7 +305,6 @@ def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, 
 
 
 def _error_severity_rank(error_name: str) -> int:
-    """Return 2 for TLS and login errors, 1 for connection errors, 0 for others."""
     if error_name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
         return 2
     return 1 if error_name in ("_TRANSPORT", "_RESOLVE") else 0

@@ -1,4 +1,4 @@
-"""The table of all commands. It imports nothing heavy, so that `--help` answers at once."""
+"""The table of all commands. It imports nothing heavy, so that `--help` is fast."""
 
 from __future__ import annotations
 

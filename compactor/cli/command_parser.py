@@ -31,11 +31,10 @@ CommandFunction = Callable[[argparse.Namespace, "Output"], ExitCode | None]
 
 
 class Argument(NamedTuple):
-    """One argument of a command, or a group of arguments of which at most one may be given.
+    """Argument of a command, or a group of arguments of which at most one may be given.
 
-    names: name of a positional argument, or all spellings of an option; empty for a group.
+    names: of a positional argument, or all spellings of an option; empty for a group.
     settings: keyword arguments of argparse.
-    exclusive: members of the group; empty for a single argument.
     """
 
     names: tuple[str, ...]
@@ -54,8 +53,8 @@ def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argumen
 class Command(NamedTuple):
     """A command or subcommand.
 
-    function: module below ``compactor.cli.commands`` and its function, such as ``run.run_compaction_rounds``; empty if a subcommand must
-        be given.
+    function: module below ``compactor.cli.commands`` and its function, such as ``run.run_compaction_rounds``; empty if a subcommand must be
+        given.
     """
 
     name: str
@@ -77,8 +76,6 @@ _OPTIONS_BEFORE_COMMAND = {name: "action" not in option.settings for option in C
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Aligns the list of commands: argparse ignores their extra indentation when it computes the column width."""
-
     @override
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -86,7 +83,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """argparse parser that raises UsageError instead of exiting, and adds the common options to each command."""
+    """argparse parser that raises UsageError instead of exiting, and adds the common options."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
@@ -109,7 +106,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments. Raises UsageError if an argument is unknown, with the most similar option as its hint."""
+        """Raises UsageError if an argument is unknown, with the most similar option as its hint."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             from difflib import get_close_matches
@@ -123,7 +120,6 @@ class CommandLineParser(argparse.ArgumentParser):
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest the most similar choice or, if fewer than ten, all of them."""
         from difflib import get_close_matches
 
         choices = None if action.choices is None else [*map(str, action.choices)]
@@ -158,12 +154,11 @@ def common_options_last(arguments: Sequence[str]) -> list[str]:
 
 
 def is_json_requested(arguments: Sequence[str]) -> bool:
-    """Return whether ``--output json`` is among the arguments, which need not be valid."""
     return "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
 
 
 def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return a parser of whole numbers from ``low`` to ``high``, inclusive, for argparse's ``type``."""
+    """Parser of whole numbers from ``low`` to ``high``, inclusive, for argparse."""
 
     def parse_number(text: str) -> int:
         try:
@@ -178,7 +173,6 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
 
 
 def parse_byte_count(text: str) -> int:
-    """Parse a size, such as ``1048576`` or ``64 MiB``. Raises ArgumentTypeError if the text is none."""
     found = parse_size_bytes(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
@@ -186,8 +180,8 @@ def parse_byte_count(text: str) -> int:
 
 
 def parse_relative_time_ms(text: str) -> int | None:
-    """Return the distance from now: negative for ``2h ago`` and ``-2h``, positive for ``in 3d`` and ``+3d``, 0 for ``now``; None for any
-    other text. Units are ms, s, m (or min), h, d and w.
+    """Distance from now: negative for ``2h ago`` and ``-2h``, positive for ``in 3d`` and ``+3d``, 0 for ``now``; None for other text. Units
+    are ms, s, m (or min), h, d and w.
     """
     if text == "now":
         return 0
@@ -201,7 +195,7 @@ def parse_relative_time_ms(text: str) -> int | None:
 
 def parse_time_ms(text: str) -> int:
     """Parse milliseconds since 1970, a time such as 2026-01-31T12:00:00Z (UTC if it has no zone), or a relative time. Raises
-    ArgumentTypeError if the text is none of these.
+    ArgumentTypeError.
     """
     from datetime import UTC, datetime
 
@@ -219,25 +213,22 @@ def parse_time_ms(text: str) -> int:
 
 
 def now_ms_from_arguments(args: argparse.Namespace) -> int:
-    """Return the time of ``--now``, or else the real time."""
     return int(time.time() * 1000) if args.now is None else args.now
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:
-    """Load the settings of ``--config``, or the default file, and the environment. Raises UsageError if they are invalid."""
     from compactor.config.settings import load_settings
 
     return load_settings(getattr(args, "config", None))
 
 
 def command_line(args: argparse.Namespace, words: str) -> str:
-    """Return a command line for people to copy, with this command's ``--config``."""
     config = getattr(args, "config", None)
     return f"tiered-compactor {words}" + (f" --config {shlex.quote(config)}" if config else "")
 
 
 def as_compactor_error(error: BaseException) -> CompactorError:
-    """Convert an exception: missing packages, full disks, lack of memory. Others become bug reports."""
+    """Convert missing packages, full disks, lack of memory. Others become bug reports."""
     if isinstance(error, CompactorError):
         return error
     if isinstance(error, ModuleNotFoundError) and (lacking := extras.missing_extra_error(error.name or "")):
@@ -265,14 +256,13 @@ FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-ch
 
 
 def parse_offset_or_time(text: str) -> tuple[str, int]:
-    """Parse an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
+    """Parse to ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
     if text.isascii() and text.isdigit():
         return "offset", whole_number_parser()(text)
     return "time", parse_time_ms(text)
 
 
 def parse_topic_id(text: str) -> TopicId:
-    """Parse a topic id. Raises ArgumentTypeError if the text is not a topic id."""
     from compactor.tier.contents import is_topic_id
 
     if not is_topic_id(text):

@@ -1,4 +1,4 @@
-"""Compilation of kernels before a command needs them: half a minute, the first time on a machine."""
+"""Compilation of kernels: half a minute, the first time on a machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from compactor.cli.output import Output
 
 
 def compile_numba_kernels(out: Output, *, load_into_process: bool = False) -> None:
-    """Compile all numba kernels, with a note to the user, unless they are cached on disk.
-
-    :param load_into_process: also load them into this process.
-    """
     from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 
     folder = kernel_cache_folder()

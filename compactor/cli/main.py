@@ -1,4 +1,4 @@
-"""Entry point: picks the command, imports only its module, and turns every error into one line and an exit code."""
+"""Entry point: imports only the command's module, and turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs
 
 
 class CommandProfile:
-    """Cost of a command in CPU time, wall-clock time and bytes by stage, if ``--profile`` was given."""
-
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
         self._costs: dict[str, StageCost] = {}
@@ -56,13 +54,11 @@ class CommandProfile:
         }
 
     def stage_costs_document(self) -> list[dict[str, object]] | None:
-        """Return None without ``--profile``."""
         rows = self._costs.items()
         reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return reported if self._asked else None
 
     def stage_cost_tables(self) -> list[Table]:
-        """Return one table of the stages that cost anything, or none."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()
@@ -84,9 +80,8 @@ def _speed_up_start() -> None:
 
 
 def entry(argv: list[str] | None = None) -> ExitCode:
-    """Run one command and return its exit code: 0, 130 after Ctrl-C, 143 after SIGTERM, else that of the error.
-
-    :param argv: arguments without the program's name; None for those of the process.
+    """Exit code: 0, 130 after Ctrl-C, 143 after SIGTERM, else that of the error. argv: without the program's name; None for those of the
+    process.
     """
     with _signals_as_exceptions():
         _speed_up_start()
@@ -135,16 +130,16 @@ def _run_command(arguments: list[str]) -> ExitCode:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM, so that leases are released, local state is closed and staged files are deleted."""
+    """Raised by SIGTERM, so that leases are released and staged files deleted."""
 
 
 class InterruptedByCtrlC(KeyboardInterrupt):
-    """Raised by Ctrl-C. Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``."""
+    """Raised by Ctrl-C. Python loses the exit code of a KeyboardInterrupt that passed through ``exec``."""
 
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Raise exceptions for SIGTERM and Ctrl-C; a second SIGTERM ends the process at once."""
+    """A second SIGTERM ends the process at once."""
 
     def raise_terminated(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -178,7 +173,6 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 
 def build_parser(command_names: Container[str]) -> CommandLineParser:
-    """Return a parser that knows all commands, but only ``command_names`` with their arguments."""
     parser = CommandLineParser(
         prog="tiered-compactor",
         description="Log compaction for Apache Kafka's tiered storage, outside the broker.",

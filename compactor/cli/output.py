@@ -1,4 +1,4 @@
-"""Output of commands: tables or one JSON document on stdout; remarks, progress and errors on stderr."""
+"""Output of commands: tables or one JSON document on stdout; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -37,17 +37,13 @@ class StderrLineFormat:
     """Format of lines on stderr.
 
     as_json: one object per line with ``time``, ``level``, ``message`` and further fields.
-    stamped: whether plain text lines begin with time and level.
+    stamped: whether plain lines begin with time and level.
     """
 
     as_json: bool = False
     stamped: bool = False
 
     def format_stderr_line(self, text: str, level: int, fields: Mapping[str, str], now: time.struct_time) -> str:
-        """:param level: a level of ``logging``.
-        :param fields: text lines have ``partition`` before the text and the others after it, as ``name=value``.
-        :param now: time of the line in UTC.
-        """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
         if self.as_json:
             return json.dumps({"time": stamp, "level": logging.getLevelName(level).lower(), "message": text, **fields}, ensure_ascii=False)
@@ -57,8 +53,6 @@ class StderrLineFormat:
 
 
 class StderrNotePrinter(Protocol):
-    """Type of ``Output.print_note``."""
-
     def __call__(
         self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False
     ) -> None: ...
@@ -89,7 +83,7 @@ class NoteLogHandler(logging.Handler):
 
     @override
     def close(self) -> None:
-        """Detach the handler from the program's logger, and restore the logger's level."""
+        """Restore the program's logger."""
         self._logger.setLevel(self._before)
         self._logger.removeHandler(self)
         super().close()
@@ -124,7 +118,7 @@ _STATE_COLUMNS = ("status", "state", "severity")
 class Table(NamedTuple):
     """A table for people. Numbers are aligned to the right, None is an empty cell.
 
-    minor: headings of columns that a narrow terminal leaves out, the least important first.
+    minor: columns that a narrow terminal leaves out, the least important first.
     below: how many columns, counted from the right, a terminal shows on separate lines below each row.
     """
 
@@ -136,15 +130,11 @@ class Table(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree of text for people."""
-
     label: str
     branches: Sequence[Tree]
 
 
 class Output:
-    """Destination of one command's result (stdout), remarks and progress (stderr)."""
-
     def __init__(
         self,
         mode: Literal["table", "json"],
@@ -162,9 +152,7 @@ class Output:
         self._next_transient_line = 0.0
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
-        """Print the JSON document, or the tables and trees followed by the summary. If the reader of stdout is gone (``| head``), the rest
-        is dropped.
-        """
+        """Print the JSON document, or tables, trees and summary. If the reader of stdout is gone (``| head``), the rest is dropped."""
         self._reported = True
         self._end_transient_line(CLEAR_LINE)
         try:
@@ -179,13 +167,12 @@ class Output:
             self._discard_output()
 
     def print_error_document(self, error: CompactorError) -> None:
-        """Print ``error`` as JSON, if the command failed before it had a result."""
         if self.mode == "json" and not self._reported:
             reported = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
             self.print_result({"error": reported})
 
     def write_chunks(self, parts: Iterable[bytes]) -> None:
-        """Write each chunk as soon as it is available, in place of a result."""
+        """Write each chunk at once, in place of a result."""
         self._reported = True
         raw = getattr(self._stdout, "buffer", None)
         try:
@@ -199,13 +186,11 @@ class Output:
             self._discard_output()
 
     def terminal_width(self) -> int | None:
-        """Return the number of columns; None if stdout is not a terminal."""
         return _terminal_width(self._stdout)
 
     def print_note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
         """Write one remark to stderr, above the progress bar if there is one.
 
-        :param level: a level of ``logging``.
         :param transient: on a terminal the next remark takes this one's place; elsewhere at most one a minute is written.
         """
         width = _terminal_width(self._stderr)
@@ -247,7 +232,7 @@ class Output:
             self._meter = None
 
     def close(self) -> None:
-        """Flush stdout now, so that Python's flush at exit cannot fail. A closed pipe is no error."""
+        """Flush stdout now, so that Python's flush at exit cannot fail."""
         self._end_transient_line("\n")
         try:
             self._stdout.flush()
@@ -270,7 +255,7 @@ class Output:
 
 
 class Progress:
-    """Counter of work: shows a bar on a terminal, else a line every few seconds (JSON with ``--output json``)."""
+    """Counter of work: a bar on a terminal, else a line every few seconds (JSON with ``--output json``)."""
 
     def __init__(
         self,
@@ -294,29 +279,25 @@ class Progress:
             self._update_display()
 
     def begin_part(self, title: str, done: int | None = None) -> None:
-        """Show another title. The total stays the same.
-
-        :param done: amount that counts as done when this part begins; None for the amount recorded so far.
-        """
+        """Show another title with the same total. done: amount that counts as done now; None for the amount recorded so far."""
         with self._lock:
             self.title, self.done = title, self.done if done is None else done
             self._update_display()
 
     def begin_step(self, title: str, total: int | None = None) -> None:
-        """Show another title and total (None: unknown). The amount done starts again at 0."""
+        """Show another title and total (None: unknown), with nothing done."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_display()
 
     def print_above(self, text: str) -> bool:
-        """Print a remark above the bar. If no bar is drawn, print nothing and return False."""
+        """Print a remark above the bar. Without a bar, return False."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, soft_wrap=True)
             return self._bar is not None
 
     def close(self) -> None:
-        """Remove the progress bar, or write the last line of progress if lines were written."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -388,7 +369,7 @@ def _to_json(document: Mapping[str, object]) -> str:
 def table_lines(table: Table, width: int | None = None, *, coloured: bool = False) -> Iterator[str]:
     """Yield the lines of a table, the headings first. The last line names the columns that were left out.
 
-    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide.
+    Names and ids are never broken: a table that is still too wide is printed too wide.
 
     :param width: columns of the terminal; None for a pipe, which gets all columns.
     """
@@ -433,7 +414,7 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
 
 
 def _wrap_last_cell(text: str, width: int) -> list[str]:
-    """Leave the row's own line empty if a path or URL is wider than the column."""
+    """The row's own line stays empty if a path or URL is wider than the column."""
     lines = textwrap.wrap(text, width, **_WHOLE_WORDS) or [""]
     return ["", *(f"     {line}" if len(line) > width else line for line in lines)] if max(map(len, lines)) > width else lines
 
@@ -448,7 +429,6 @@ def _colour_cell(cell: str) -> str:
 
 
 def _terminal_width(stream: IO[str]) -> int | None:
-    """Return 80 columns if the terminal does not tell; None if the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:

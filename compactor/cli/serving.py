@@ -1,4 +1,4 @@
-"""Common part of `daemon`, `agent` and `serve`: a service in a thread, and the signals that stop or reconfigure it."""
+"""A service in a thread, and the signals that stop or reconfigure it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEANT = (*ENDING, signal.SIGHUP)
 
 
 class RunnableService(Protocol):
-    """Service that runs until ``request_stop``. Both requests return at once."""
+    """Service that runs until ``request_stop``. Requests return at once."""
 
     def run(self) -> None: ...
     def request_stop(self) -> None: ...
@@ -39,8 +39,8 @@ class RunnableService(Protocol):
 
 
 def prepare_process() -> None:
-    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Call it before the first thread starts:
-    threads inherit blocked signals.
+    """Block the signals that ``run_service`` waits for, and limit malloc's heaps. Call it before the first thread starts: threads inherit
+    blocked signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_malloc_heaps()
@@ -59,7 +59,6 @@ def run_service(
     Return 0; 1 if the service ended by itself, which is a bug. Work that does not end within STOP_SECONDS is abandoned.
 
     :param read_settings: raises UsageError if the configuration is invalid.
-    :param unfinished_jobs: returns the jobs that still run, which the last log line names.
     """
     tell = SERVICE_JOURNAL
 
@@ -100,7 +99,7 @@ def run_service(
 def _reload_configuration(
     service: RunnableService, current_settings: Settings, read_settings: Callable[[], Settings], log: EventLogger
 ) -> Settings:
-    """Return the settings now in force. If the configuration is invalid, the old ones stay."""
+    """Settings now in force: the old ones if the configuration is invalid."""
     from compactor.service import settings_after_reload
 
     try:

@@ -1,4 +1,4 @@
-"""Common part of the commands over a tier: opening the tier, choosing partitions, exit codes, audit."""
+"""Common part of the commands: opening the tier, choosing partitions, exit codes, audit."""
 
 from __future__ import annotations
 
@@ -42,10 +42,9 @@ WRITERS = ("run", "retire", "daemon", "recompact", "undo", "topics takeover")
 
 
 def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writing_command: str = "") -> Tier:
-    """Open the configured tier.
+    """local_state: whether to use cached control logs and summaries.
 
-    :param local_state: whether to use cached control logs and summaries.
-    :param writing_command: name of the command if it changes the tier. If empty, a broker-managed tier is opened read-only.
+    :param writing_command: name of the command if it changes the tier. If empty, a broker-managed tier is read-only.
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
@@ -81,7 +80,7 @@ def _check_writer(command: str, settings: Settings) -> None:
 
 
 def open_for_control_writes(args: argparse.Namespace) -> Tier:
-    """Open the configured tier; brokers' data is read-only. Raises UsageError if no control store is configured."""
+    """Brokers' data is read-only. Raises UsageError if no control store is configured."""
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
@@ -93,14 +92,13 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
 
 
 def open_read_only(args: argparse.Namespace) -> Tier:
-    """Open the configured tier. Every write is refused."""
     return read_only_copy(open_configured_tier(args))
 
 
 def open_tier_and_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
 ) -> tuple[Tier, TopicPartition]:
-    """Return the configured tier and the partition of ``args.partition``. If several topics have had this name, ``--topic-id`` chooses.
+    """Tier, and partition of ``args.partition``. If several topics have had this name, ``--topic-id`` chooses.
 
     :raises UsageError: if the tier has no such partition, or the name is that of a topic with several partitions.
     """
@@ -114,11 +112,11 @@ def open_tier_and_partition(
 
 
 def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:
-    """Return the partitions that a user's arguments select, each once; all if there are no arguments.
+    """Partitions that a user's arguments select, each once; all if there are none.
 
     :param given_names: partitions, topics (the present one of that name), or regular expressions over whole names. An existing name is
         never taken as an expression.
-    :raises UsageError: if a name or expression matches nothing. The hint is the most similar name.
+    :raises UsageError: if a name or expression matches nothing.
     """
     known = tier.list_partitions()
     latest = latest_incarnations(known, tier.catalog.state.withdrawn_partitions)
@@ -135,7 +133,6 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
 
 
 def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
-    """Return the control logs that can be read. ``outcomes`` reports the others."""
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
         for name, log in zip(partitions, tier.read_logs(partitions, progress.advance), strict=True):
@@ -150,7 +147,7 @@ def read_control_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Out
 def read_partition_summaries(
     tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
-    """Return the summaries that can be read, from control logs or local state. ``outcomes`` reports the others."""
+    """Summaries that can be read, from control logs or local state. ``outcomes`` reports the others."""
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
@@ -164,7 +161,6 @@ def read_partition_summaries(
 
 
 def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, includes_replaced_segments: bool = False) -> int:
-    """Return the bytes of live segments, for a progress display. Partitions that cannot be read count as 0."""
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
@@ -173,7 +169,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 
 
 def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
-    """Print what a check found, and return 0, or the exit code of BadData if a finding is an error. Equal notes are counted together."""
+    """Print findings, and return 0, or the exit code of BadData if one is an error. Equal notes are counted together."""
     rows: Counter[tuple[str, ...]] = Counter()
     for one in findings:
         name = f"{one.topic}-{one.partition}" if one.topic else ""
@@ -193,12 +189,10 @@ def print_check_findings(findings: Sequence[Any], out: Output, summary_without_e
 
 
 def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
-    """Return cleaner offsets by compactor epoch, such as ``3:1000 4:2000``."""
     return " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in offsets) or "never cleaned"
 
 
 def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of rounds from the fields of their JSON results."""
     cells = []
     for row in rows:
         segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
@@ -212,7 +206,6 @@ def compaction_rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def partition_of_row(row: Mapping[str, Any]) -> str:
-    """Return a name such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
@@ -227,7 +220,7 @@ def report_document(report: Any) -> dict[str, Any]:
 class PartitionOutcomes:
     """Outcomes of a command for several partitions. A failed partition does not stop the others.
 
-    :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
+    :param is_selection_explicit: whether the user named the partitions. If not, one that another process leads is not a failure.
     """
 
     def __init__(self, out: Output, is_selection_explicit: bool) -> None:
@@ -240,7 +233,7 @@ class PartitionOutcomes:
         self._codes.append(0)
 
     def record_failure(self, object_name: str, error: Exception) -> CompactorError:
-        """Print and record a failure. With TIERED_COMPACTOR_DEBUG=1, an exception that is no CompactorError is raised."""
+        """With TIERED_COMPACTOR_DEBUG=1, an exception that is no CompactorError is raised."""
         found = command_parser.as_compactor_error(error)
         if found is not error and os.environ.get(command_parser.DEBUG) == "1":
             raise error
@@ -252,7 +245,7 @@ class PartitionOutcomes:
         return found
 
     def record_quarantine(self, partition: str, reason: str, keyless_records: int = 0, *, is_repairable: bool) -> None:
-        """Print and record that a round failed on damaged data. The round is retried with growing delays.
+        """Record that a round failed on damaged data. It is retried with growing delays.
 
         :param keyless_records: number of records without a key for which the round was refused; 0 if that is not the reason.
         :param is_repairable: whether `repair` works on this tier: not where other programs write objects without digests.
@@ -270,8 +263,8 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> ExitCode:
-        """Return the exit code of the gravest failure, or 0. A partition that another process leads is a failure if the user named it, or
-        if no other outcome was recorded.
+        """Exit code of the gravest failure, or 0. A partition that another process leads is a failure if the user named it, or if there is
+        no other outcome.
         """
         if self._leased and not self._codes:
             return Leased.exit_code
@@ -282,7 +275,6 @@ class PartitionOutcomes:
 
 
 def invoking_user_name() -> str:
-    """Return a name such as ``alice``; with ``sudo`` ``alice (as root)``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -301,7 +293,7 @@ def audited(
 ) -> Iterator[None]:
     """Record a manual action in the audit log before the ``with`` block, and its outcome after it.
 
-    :param targets: partitions, topics or patterns on which the command acts.
+    :param targets: partitions, topics or patterns.
     :raises StoreError: before the block, if the action cannot be recorded.
     """
     url = control_url(settings)
@@ -338,5 +330,4 @@ def audited(
 def audited_if(
     must_record: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``audited`` if ``must_record``, else a context that does nothing."""
     return audited(args, settings, out, command, targets, **details) if must_record else nullcontext()

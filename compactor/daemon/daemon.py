@@ -1,4 +1,4 @@
-"""The daemon: finds partitions that need work, and runs jobs in a few threads under common budgets until it is asked to stop.
+"""The daemon's loop: finds partitions that need work, and runs jobs in a few threads under common budgets.
 
 Several daemons can share a tier without talking to each other: leases keep them apart, and a random order makes collisions rare.
 """
@@ -82,9 +82,9 @@ DAEMON_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class Daemon(PollingLoop[PartitionJob, JobResult]):
-    """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread.
+    """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread and make no request.
 
-    :param seed: seed of the order in which partitions are taken; None for a different order in each process.
+    :param seed: of the order of partitions; None for a different order in each process.
     """
 
     def __init__(self, tier: Tier, *, log: EventLogger = DAEMON_JOURNAL, seed: int | None = None) -> None:
@@ -130,7 +130,6 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     @override
     def scan(self) -> None:
-        """Read the change feed, poll the partitions that need it, and do periodic work that is due."""
         now = self._tier.ports.clock_ms()
         try:
             self._poll_change_feed(now)
@@ -218,7 +217,6 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
 
     @override
     def start_due_jobs(self) -> list[PartitionJob]:
-        """Start every due job for which a worker thread is free, and return these jobs."""
         if self.stop.event.is_set() or self._unwritable:
             return []
         schedules = list(self._schedules.values())
@@ -361,7 +359,6 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
     # --- status ---
 
     def status(self) -> DaemonStatus:
-        """Daemon's schedules, running jobs and totals. Makes no request."""
         tier, now = self._tier, self._tier.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return DaemonStatus(
@@ -386,11 +383,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         )
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Cleaner settings that apply to a topic now. Makes no request."""
         return self._tier.cleaner_settings_for_topic(topic)
 
     def partition_details(self, partition: TopicPartition) -> PartitionDetails | None:
-        """Return schedule, history and running job of one partition, or None if the tier does not hold it. Makes no request."""
         schedule, now = self._schedules.get(partition), self._tier.ports.clock_ms()
         if schedule is None:
             return None
@@ -404,7 +399,7 @@ def _topics_text(topics: Sequence[str]) -> str:
 
 
 def describe_job_result(result: JobResult) -> str:
-    """Return one line about a finished job for people, or an empty string if it did nothing."""
+    """Line for people, or an empty string if the job did nothing."""
     report = result.report
     if isinstance(report, RoundReport) and result.status in PUBLISHING:
         segments = f"{count_noun(report.segments_in - report.segments_skipped, 'segment')} -> {report.segments_out}"
@@ -425,7 +420,6 @@ def describe_job_result(result: JobResult) -> str:
 
 
 def job_result_log_level(result: JobResult) -> int:
-    """Level at which a finished job is logged."""
     if result.status in (RoundStatus.FAILED, RoundStatus.QUARANTINED):
         return logging.ERROR
     return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO

@@ -1,4 +1,4 @@
-"""The daemon's Prometheus metrics and, on request, the same values under the names of Kafka's LogCleaner."""
+"""The daemon's Prometheus metrics, on request also under the names of Kafka's LogCleaner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from compactor.service_metrics import (
 
 
 def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) -> Iterator[Metric]:
-    """Yield the daemon's metrics, on request also under the names of Kafka's LogCleaner."""
     if include_kafka_names:
         yield from _metrics_under_kafka_names(status)
     yield from _health_metrics(status)
@@ -35,7 +34,7 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
 
 
 def _metrics_under_kafka_names(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics of kafka.log:type=LogCleaner and LogCleanerManager, under Kafka's names and in its units."""
+    """Metrics of kafka.log:type=LogCleaner and LogCleanerManager, in Kafka's units."""
     values = _log_cleaner_values(status)
     for name, (kafkas, help_text, factor) in ALIASES.items():
         yield GaugeMetricFamily(kafkas, f"{help_text} (alias of {OWN}_{name})", value=values[name] * factor)

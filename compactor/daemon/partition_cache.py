@@ -1,7 +1,7 @@
 """Cache of partition summaries for the daemon, and the change feed that tells which partitions have changed.
 
-The cache keeps, across polls and restarts, a summary of each control log and the position up to which it was read. The full state is
-rebuilt from local state when a log has new records.
+The cache keeps, across restarts, a summary of each control log and its position. The full state is rebuilt from local state when a log has
+new records.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class PartitionChangeReport:
 
 
 class ChangeFeed(Protocol):
-    """Source from which the daemon learns which partitions of a tier have changed."""
+    """Source from which the daemon learns which partitions have changed."""
 
     def poll_changes(self, tier: Tier) -> PartitionChangeReport | None:
-        """Return a report about all partitions, or None if nothing has changed. Raises StoreError, UsageError."""
+        """Report, or None if nothing has changed. Raises StoreError, UsageError."""
 
 
 class CatalogChangeFeed:
-    """Change feed of a compactor-managed tier: the change hints in its catalog."""
+    """Change feed of a compactor-managed tier: the hints in its catalog."""
 
     def __init__(self) -> None:
         self._reported = False
@@ -87,7 +87,6 @@ class CatalogChangeFeed:
 
 
 def pause_reasons(catalog: CatalogState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-    """Paused partitions, each with who paused it and why."""
     if not catalog.paused:
         return {}
     return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
@@ -104,8 +103,8 @@ def round_request_slots(catalog: CatalogState, now_ms: int) -> dict[TopicPartiti
 
 
 class BrokerChangeFeed:
-    """Change feed of a broker-managed tier: a change hint is the offset of the partition's last metadata record, plus POLICY_STEP for each
-    change of its topic's settings.
+    """Change feed of a broker-managed tier. A hint is the offset of the partition's last metadata record, plus POLICY_STEP for each change
+    of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:
@@ -141,7 +140,6 @@ class BrokerChangeFeed:
 
 
 def create_change_feed(tier: Tier) -> ChangeFeed:
-    """Return a new change feed of the kind that this tier needs."""
     return BrokerChangeFeed(tier.broker_metadata) if tier.kind.is_broker_managed else CatalogChangeFeed()
 
 
@@ -152,8 +150,8 @@ MOST_LINEAGE = 100
 
 
 class ReplacedOffsetRange(StrictFrozenModel):
-    """Adjacent segments that were replaced together and wait for deletion. Offsets are inclusive. run_id: the round that replaced them;
-    empty for a truncation or a deleted partition.
+    """Adjacent segments that were replaced together and wait for deletion. Offsets are inclusive. run_id: empty for a truncation or a
+    deleted partition.
     """
 
     start_offset: int
@@ -165,7 +163,7 @@ class ReplacedOffsetRange(StrictFrozenModel):
 
 
 class PartitionHistory(StrictFrozenModel):
-    """A partition's past for its web page, newest last. fenced: control log records that were refused when the log was replayed."""
+    """A partition's past, newest last. fenced: control log records that were refused when the log was replayed."""
 
     slot: int
     leader: CompactorLeader | None
@@ -177,7 +175,6 @@ class PartitionHistory(StrictFrozenModel):
 
 
 def partition_history(state: PartitionState) -> PartitionHistory:
-    """Return a partition's recent rounds, compactor epochs, lineage and replaced ranges."""
     return PartitionHistory(
         slot=state.slot,
         leader=state.leader,
@@ -190,7 +187,7 @@ def partition_history(state: PartitionState) -> PartitionHistory:
 
 
 def serialize_history(history: PartitionHistory) -> bytes:
-    """Serialize a history as compressed JSON, about 1 KB."""
+    """Compressed JSON, about 1 KB."""
     return zlib.compress(history.model_dump_json().encode(), 1)
 
 
@@ -229,14 +226,12 @@ class CachedPartitionSummary:
 
 
 class PolledPartitionStatus(NamedTuple):
-    """A partition's status, and when its control log was last polled."""
-
     status: PartitionStatus
     polled_ms: int
 
 
 class PartitionSummaryCache:
-    """Cache of partition summaries. Thread-safe for different partitions; a single partition must be used by one thread at a time."""
+    """Cache of summaries. Thread-safe for different partitions; a single one must be used by one thread at a time."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -248,8 +243,8 @@ class PartitionSummaryCache:
     def load_unchanged_statuses(
         self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
     ) -> dict[TopicPartition, PolledPartitionStatus]:
-        """Statuses of summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not
-        changed since, nothing waited for deletion, and no transaction was open. Makes no request.
+        """Statuses in local state that are not older than ``max_age_ms`` and still valid: the partition has not changed since, nothing
+        waited for deletion, and no transaction was open.
         """
         kept = self._tier.local.cached_summaries() if self._tier.local else {}
         found: dict[TopicPartition, PolledPartitionStatus] = {}
@@ -268,21 +263,19 @@ class PartitionSummaryCache:
         return found
 
     def use_settings_of_tier(self, tier: Tier) -> None:
-        """Compute statuses with the settings of ``tier`` from now on."""
         self._tier = tier
 
     def forget_partition(self, partition: TopicPartition) -> None:
-        """Forget a partition whose topic was deleted and created again."""
         self._known.pop(partition, None)
         self._histories.pop(partition, None)
 
     def recompute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus | None:
-        """Compute a partition's status under the present settings; None if there is no summary. Makes no request."""
+        """Status under the present settings; None if there is no summary."""
         return self._compute_status(partition, now_ms) if partition in self._known else None
 
     def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Partition's status after reading new records of its control log; two requests if there are none. Raises StoreError,
-        BadControlRecord if the log is corrupt.
+        """Status after reading new records of the control log; two requests if there are none. Raises StoreError, BadControlRecord if the
+        log is corrupt.
         """
         known = self._known.get(partition)
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
@@ -294,7 +287,7 @@ class PartitionSummaryCache:
         return self._compute_status(partition, now_ms)
 
     def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
-        """Cache the summary of a control log that was just read, and return the partition's status."""
+        """Cache the summary of a control log that was just read."""
         self._tier.change_notifier.cache_state(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = grace_starts_ms(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
@@ -308,12 +301,12 @@ class PartitionSummaryCache:
         return self._compute_status(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
-        """Live segments as of the last poll. Makes no request. Thread-safe."""
+        """Live segments as of the last poll. Thread-safe."""
         known = self._known.get(partition)
         return known.summary.model_copy().live if known else ()
 
     def cached_history(self, partition: TopicPartition) -> PartitionHistory | None:
-        """History as of the last poll, or None if only a summary is cached. Makes no request. Thread-safe."""
+        """History as of the last poll, None if only a summary is cached. Thread-safe."""
         if partition not in self._histories and self._tier.local is not None and self._tier.local.is_bound_to_tier:
             kept = self._tier.local.cached_partition_state(partition)
             if kept is not None:
@@ -322,7 +315,7 @@ class PartitionSummaryCache:
         return deserialize_history(data) if data is not None else None
 
     def save_poll_times(self) -> None:
-        """Save to local state when unchanged partitions were last polled, so that a restarted daemon need not poll them."""
+        """Save when unchanged partitions were polled, so that a restarted daemon need not poll them."""
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:

@@ -59,7 +59,7 @@ ROUND_HOLD_MS = 60_000
 
 
 class DaemonAction(StrEnum):
-    """Actions of the daemon on one partition. A poll (reading its control log) is done by the scan; the others are jobs."""
+    """Actions of the daemon on one partition. A poll is done by the scan; the others are jobs."""
 
     POLL = "poll"
     ROUND = "round"
@@ -69,7 +69,7 @@ class DaemonAction(StrEnum):
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """Status of a partition as the scheduler sees it, computed from its control log up to one record.
+    """Status of a partition, computed from its control log up to one record.
 
     end_offset: inclusive. first_uncleanable_offset: exclusive upper bound of what a round may clean now.
     due: also for an interrupted round.
@@ -128,9 +128,9 @@ def partition_status(
     transaction: TransactionAtEnd | None = None,
     bootstrap_servers: str = "",
 ) -> PartitionStatus:
-    """Return how dirty a partition is, whether a round is due and why, what prevents it, and when replaced segments may be deleted.
+    """Status from a summary.
 
-    :param slot_times_ms: store time, by slot, of each log record that starts a grace period or undo period.
+    :param slot_times_ms: as in ``CachedPartitionSummary``.
     :param bootstrap_servers: for the command that ends a transaction.
     """
     found = assess_round(summary, cleaner, now_ms)
@@ -176,7 +176,7 @@ def partition_status(
 
 
 def next_due_time_ms(live: Iterable[SegmentMetadataOrSummary], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
+    """Next time at which a round may become due although nothing is written; NEVER_MS if none."""
     moments = []
     for segment in live:
         moments.append(segment.due_ms)
@@ -200,8 +200,8 @@ def _next_segment_deletion_ms(summary: PartitionSummary, retention: ObjectRetent
 class OutputSchedule:
     """Time and reason of the next update of a partition's output.
 
-    written_slot: slot of the last control log record that the output shows; -1 if unknown.
-    next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
+    written_slot: of the last control log record that the output shows; -1 if unknown.
+    next_deletion_ms: when an old version may be deleted; NEVER_MS if none waits.
     rounds: rounds published since the output was written.
     """
 
@@ -214,7 +214,7 @@ class OutputSchedule:
     retry_at_ms: int = 0
 
     def is_output_due(self, status: PartitionStatus, now_ms: int) -> bool:
-        """Return whether the output lacks records of the log or an old version of it may be deleted, and no failed attempt delays it."""
+        """Return whether the output lacks records or an old version may be deleted, and no failed attempt delays it."""
         return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
 
 
@@ -225,9 +225,9 @@ class PartitionSchedule:
     idle_polls: polls in a row that found nothing new.
     suspended: why brokers or the topic's settings forbid rounds. paused: who paused them.
     waiting_reason: why the latest round was not begun although nothing is wrong.
-    request_slot: slot of the catalog record with the latest request, still to be begun if ``requested``.
+    request_slot: slot of the latest request's catalog record, still to be begun if ``requested``.
     exclusive: whether the next round needs the budgets for itself.
-    failures: failed jobs in a row for reasons of this process (store, budgets); ``problem`` is the latest.
+    failures: failed jobs in a row for reasons of this process; ``problem`` is the latest.
     unreadable: reason of the latest of ``poll_failures`` in a row.
     failing_since_ms: since when jobs or polls fail; 0 if neither does.
     repeats: rounds in a row that found nothing new to clean and left the partition due.
@@ -260,7 +260,7 @@ class PartitionSchedule:
 
     @property
     def verdict(self) -> PartitionVerdict | None:
-        """Verdict on the partition; None if it was not polled yet and nothing is known to fail."""
+        """Verdict, or None if the partition was not polled yet and nothing is known to fail."""
         seen = self.status
         if seen is None and not (self.suspended or self.unreadable or self.problem):
             return None
@@ -288,19 +288,19 @@ class PartitionSchedule:
 
     @property
     def blocked_reason(self) -> str:
-        """Return why no round can clean this partition until a person acts, or an empty string."""
+        """Return why no round can clean this partition until a person acts."""
         verdict = self.verdict
         return verdict.reason if verdict is not None and verdict.is_blocked else ""
 
     @property
     def due_status(self) -> PartitionStatus | None:
-        """Status if a round is due, and the partition neither paused nor blocked."""
+        """Status if a round is due, and neither paused nor blocked."""
         return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """Result of a job, as far as scheduling needs it.
+    """Result of a job, for scheduling.
 
     status: a status of `run`, or retired, failed, out_of_budget, stopped.
     until_ms: when a round that waits may be tried again.
@@ -319,9 +319,7 @@ class JobOutcome:
 
 @dataclass(frozen=True)
 class PartitionJob:
-    """One action of the daemon on one partition. exclusive: no other job may run at the same time. force: run a round even if the dirty
-    ratio is too low.
-    """
+    """One action on one partition. exclusive: no other job may run at the same time. force: even if the dirty ratio is too low."""
 
     partition: TopicPartition
     action: DaemonAction
@@ -330,24 +328,21 @@ class PartitionJob:
 
 
 def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
-    """Schedule after a change, so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
 def new_partition_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
-    """First schedule of a new partition: it is polled at once."""
     return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 
 
 def idle_poll_interval_ms(partition_count: int) -> int:
-    """Longest time between two polls of an idle partition in a tier of this size."""
     return max(POLL_MS, partition_count * POLL_MS // IDLE_POLLS_PER_HOUR)
 
 
 def schedule_restored_after_restart(
     partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
+    """Schedule of a partition that an earlier process polled and that has not changed since."""
     return PartitionSchedule(
         partition=partition,
         hint=hint,
@@ -359,9 +354,7 @@ def schedule_restored_after_restart(
 
 
 def with_suspension(schedule: PartitionSchedule, block: Block | None, now_ms: int) -> PartitionSchedule:
-    """Schedule with rounds suspended, since now if they were not. None ends the suspension; failed rounds are then retried at
-    once.
-    """
+    """Schedule with rounds suspended. None ends the suspension; failed rounds are then retried at once."""
     before = schedule.suspended
     if block is not None:
         return replace(schedule, suspended=replace(block, since_ms=before.since_ms if before is not None else now_ms))
@@ -372,7 +365,7 @@ def with_suspension(schedule: PartitionSchedule, block: Block | None, now_ms: in
 
 
 def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
-    """Schedule after a person has paused or resumed rounds (empty reason), or has requested one (0: none)."""
+    """Schedule after a person has paused or resumed rounds (empty reason), or requested one (0: none)."""
     if request_slot > schedule.request_slot:
         return replace(
             schedule, paused=pause_reason, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
@@ -381,7 +374,6 @@ def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, reque
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
-    """Return whether the partition's control log must be read before a job can be chosen."""
     return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
 
 
@@ -390,7 +382,7 @@ def with_poll_result(
 ) -> PartitionSchedule:
     """Schedule after a successful poll.
 
-    :param spread_fraction: number from 0 to 1 that decides when, within ``interval_ms``, the second poll takes place.
+    :param spread_fraction: from 0 to 1, decides when, within ``interval_ms``, the second poll takes place.
     """
     before = schedule.status
     changed = before is not None and before.slot != status.slot
@@ -420,7 +412,6 @@ def with_poll_result(
 
 
 def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
-    """Schedule after a failed poll: the next one follows with a growing delay."""
     failures = schedule.poll_failures + 1
     since_ms = schedule.failing_since_ms or now_ms
     retry_ms = now_ms + backoff_ms(failures)
@@ -428,9 +419,7 @@ def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> P
 
 
 def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
-    """Action that the daemon may take on a partition now. Interrupted rounds are finished even if
-    ``may_begin_rounds`` is False.
-    """
+    """Interrupted rounds are finished even if ``may_begin_rounds`` is False."""
     status = schedule.status
     if needs_poll(schedule, now_ms):
         return DaemonAction.POLL
@@ -466,9 +455,7 @@ def _block_by_quarantine(status: PartitionStatus) -> Block | None:
 
 
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
-    """Schedule after a job: when the next may begin, and what failed. ttl_ms: lease time, for which none begins after another
-    compactor was found at work.
-    """
+    """Schedule after a job. ttl_ms: lease time, for which none begins after another compactor was found at work."""
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
         return replace(schedule, output=_with_output_job_outcome(output or OutputSchedule(), outcome, now_ms, ttl_ms))
@@ -561,7 +548,7 @@ def choose_jobs(
 class PartitionCondition(StrEnum):
     """A partition's condition, most urgent first.
 
-    ATTENTION: blocked: no round can clean it until a person acts.
+    ATTENTION: no round can clean it until a person acts.
     WAITING: replaced segments wait for deletion.
     UNSEEN: not polled yet.
     """
@@ -577,8 +564,6 @@ class PartitionCondition(StrEnum):
 
 @dataclass(frozen=True)
 class PlannedAction:
-    """Next action of the daemon on a partition, its earliest time, and the reason as text for people."""
-
     action: DaemonAction
     at_ms: int
     why: str
@@ -600,7 +585,6 @@ def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) ->
 
 
 def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
-    """Next action that the daemon will take on a partition."""
     seen = schedule.status
     if seen is None or schedule.unreadable:
         return PlannedAction(
@@ -634,7 +618,7 @@ class JobResult:
     """Result of a job of the daemon.
 
     status: as in JobOutcome.
-    log: the partition's control log as read after the job.
+    log: as read after the job.
     report: None if the job failed.
     phases: seconds per phase (``RunningJobSnapshot``).
     """
@@ -651,19 +635,14 @@ class JobResult:
 
 
 class JobProgressObserver(Protocol):
-    """Receiver of a job's progress while it runs."""
-
     def record_transferred_bytes(self, size: int) -> None:
-        """Record segment bytes that were read from the store or written to it."""
+        """Bytes of segments only."""
 
-    def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Record that a round has reached this stage."""
+    def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None: ...
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """Resources that all jobs share besides the tier."""
-
     disk: DiskBudget
     stop: StopRequest
     output: OutputWriter | None = None
@@ -679,7 +658,7 @@ def execute_job(
     *,
     log_slot_when_chosen: int = -1,
 ) -> JobResult:
-    """Perform a job and return its result; raises nothing. Its records have a random id of their own (writer incarnation).
+    """Perform a job; raises nothing. Its records have a random id of their own (writer incarnation).
 
     :param log_slot_when_chosen: last slot read when the job was chosen. A deletion is skipped if the log has grown since: another daemon
         has then deleted what was due.
@@ -748,7 +727,7 @@ def execute_job(
 
 
 def check_stores_writable(tier: Tier) -> None:
-    """Write a few bytes into each store that rounds write to, and delete them. Raises StoreError or OutOfBudget if that fails."""
+    """Raise StoreError or OutOfBudget if a store that rounds write to cannot be written."""
     ports = tier.ports
     places = [(ports.control, "probe/daemon")]
     if tier.settings.tier.control_url and tier.ownership.ours:
@@ -759,7 +738,7 @@ def check_stores_writable(tier: Tier) -> None:
 
 
 def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
-    """Settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and ``worker_threads``."""
+    """Settings for one of ``parallel_jobs`` jobs: an equal share of the map budget."""
 
     def with_map_share(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})

@@ -1,4 +1,4 @@
-"""The daemon's status at one moment, as frozen values: the source of metrics, health and pages."""
+"""The daemon's status at one moment: the source of metrics, health and pages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunningJobSnapshot:
     """A running job at one moment.
 
     phase: resume, index (pass 1), rewrite (pass 2 and upload), verify, publish or close; retire for a deletion, output for an output.
-    done, total: amounts of work in ``unit``; the total is 0 if unknown.
+    done, total: in ``unit``; the total is 0 if unknown.
     share: share of the whole job that is done, from 0 to 1; below LEAST_SHARE, ``expected_end_ms`` is 0.
     """
 
@@ -68,8 +68,8 @@ class RunningJobSnapshot:
 
 
 class JobProgressRecorder:
-    """Recorder of one job's progress (``JobProgressObserver``). Thread-safe. Pass 2 of a round is the second half of the work, because both
-    passes read about the same number of bytes.
+    """Recorder of one job's progress. Thread-safe. Pass 2 of a round is the second half of the work, because both passes read about as many
+    bytes.
     """
 
     def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
@@ -91,7 +91,6 @@ class JobProgressRecorder:
             self._bytes += size
 
     def record_round_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Record that the round has reached this stage, and log it."""
         groups = len(plan.tasks)
         with self._lock:
             self._plan = plan
@@ -121,7 +120,6 @@ class JobProgressRecorder:
 
     @property
     def run_id(self) -> str:
-        """Id of the job's round; empty if it has none, or none yet."""
         return self._plan.run_id if self._plan else ""
 
     def running_job(self, now_ms: int) -> RunningJobSnapshot:
@@ -140,7 +138,7 @@ class JobProgressRecorder:
         return RunningJobSnapshot(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
 
     def phase_seconds(self) -> dict[str, float]:
-        """Seconds of each phase, in order; the last one up to now."""
+        """Seconds of each phase; the last one up to now."""
         with self._lock:
             return self._seconds | {self._phase: self._seconds.get(self._phase, 0.0) + time.monotonic() - self._entered}
 
@@ -163,7 +161,7 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 
 
 class HourlyStorageFigures(NamedTuple):
-    """Bytes of a tier or topic in one hour: stored (also replaced segments that wait for deletion), not clean, and deleted."""
+    """Bytes in one hour: stored (also replaced segments that wait for deletion), not clean, and deleted."""
 
     hour_ms: int
     stored: int
@@ -172,14 +170,11 @@ class HourlyStorageFigures(NamedTuple):
 
 
 class TierStorageTrend(StrictFrozenModel):
-    """Figures of a tier and of its largest topics, per hour, oldest first. For pages only."""
-
     hours: tuple[HourlyStorageFigures, ...] = ()
     topics: dict[str, tuple[HourlyStorageFigures, ...]] = {}
 
     @property
     def latest_hour_ms(self) -> int:
-        """Return -1 if there is no hour."""
         return self.hours[-1].hour_ms if self.hours else -1
 
 
@@ -188,7 +183,7 @@ NO_TREND: Final = TierStorageTrend()
 
 
 def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
-    """Trend with the current hour, the bytes reclaimed in recent hours, and figures of the largest MOST_TOPICS topics."""
+    """Trend with the current hour, and figures of the largest MOST_TOPICS topics."""
     hour_ms = now_ms - now_ms % HOUR_MS
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
@@ -203,13 +198,13 @@ def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[Partit
 
 
 def merged_storage_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
-    """Hours of two trends; ``newer`` counts for an hour that both have, and for the topics if it has any."""
+    """Hours of two trends; ``newer`` counts for an hour of both, and for the topics if it has any."""
     topics = {topic: _merged_hourly_figures(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
     return TierStorageTrend(hours=_merged_hourly_figures(older.hours, newer.hours), topics=topics or older.topics)
 
 
 def read_storage_trend(control: ObjectStore) -> TierStorageTrend:
-    """Stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
+    """Stored trend, empty if there is none or it is damaged. Raises StoreError."""
     try:
         return TierStorageTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
     except (NotFound, ValidationError, zlib.error):
@@ -217,7 +212,6 @@ def read_storage_trend(control: ObjectStore) -> TierStorageTrend:
 
 
 def write_storage_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
-    """Overwrite the stored trend. Raises StoreError."""
     control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
 
 
@@ -260,31 +254,25 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 
 @dataclass(frozen=True)
 class DurationHistogram:
-    """Histogram of durations. counts: durations up to each bound in BOUNDS_S and above the previous one; last, those above all. total:
-    their sum in seconds.
-    """
+    """Histogram of durations. counts: above the previous and up to each bound in BOUNDS_S; last, those above all. total: in seconds."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     total: float = 0.0
 
     def with_duration(self, seconds: float) -> DurationHistogram:
-        """Return a new histogram with one more duration."""
         place = bisect_left(BOUNDS_S, seconds)
         counts = tuple(count + (at == place) for at, count in enumerate(self.counts))
         return DurationHistogram(counts, self.total + seconds)
 
     @property
     def prometheus_buckets(self) -> list[tuple[str, float]]:
-        """Return each upper bound with the number of durations that are not longer."""
         bounds = [str(bound) for bound in BOUNDS_S] + ["+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 @dataclass(frozen=True)
 class JobTotals:
-    """Sums over all jobs that have ended since the process started. Times are in seconds, sizes in bytes. durations: by action and status.
-    phases: of published rounds.
-    """
+    """Sums over all jobs that have ended. durations: by action and status, in seconds. phases: of published rounds."""
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     records_read: int = 0
@@ -307,7 +295,7 @@ class JobTotals:
 
 
 def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
-    """Totals with one more job. map_budget_bytes: what its round could use for its offset map."""
+    """map_budget_bytes: what the job's round could use for its offset map."""
     report = result.report
     key = (result.job.action.value, result.status)
     values = totals.__dict__ | {"jobs": totals.jobs | {key: totals.jobs.get(key, 0) + 1}}
@@ -346,9 +334,7 @@ def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int
 
 @dataclass(frozen=True)
 class DaemonStatus(ServiceStatus):
-    """Status of a daemon. Disk sizes are in bytes. ready: whether the latest scan succeeded and the whole tier was scanned
-    at least once.
-    """
+    """Status of a daemon. ready: whether the latest scan succeeded and the whole tier was scanned at least once."""
 
     schedules: tuple[PartitionSchedule, ...]
     running_jobs: tuple[RunningJobSnapshot, ...]
@@ -360,14 +346,11 @@ class DaemonStatus(ServiceStatus):
 
     @property
     def schedules_with_blocked_rounds(self) -> tuple[PartitionSchedule, ...]:
-        """Schedules of partitions that no round can clean until a person acts."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
 
 
 @dataclass(frozen=True)
 class PartitionDetails:
-    """Contents of a partition's web page. history: None if only a summary of its control log is known."""
-
     now_ms: int
     schedule: PartitionSchedule
     segments: tuple[SegmentSummary, ...]
@@ -376,9 +359,7 @@ class PartitionDetails:
 
 
 def read_daemon_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
-    """Status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises
-    StoreError if the tier cannot be reached.
-    """
+    """Status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing. Raises StoreError."""
     names = tier.list_latest_incarnations()
     cache, schedules = PartitionSummaryCache(tier), []
     blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
@@ -413,7 +394,7 @@ def read_daemon_status(tier: Tier, on_partition: Callable[[], None] = lambda: No
 
 
 class JobMonitor:
-    """Progress of running jobs and totals of finished jobs. Updated by one thread; may be read by any."""
+    """Progress of running jobs and totals of finished ones. Updated by one thread; may be read by any."""
 
     def __init__(self, log: EventLogger, map_budget_bytes: Callable[[TopicPartition], int]) -> None:
         self.totals = JobTotals()
@@ -422,16 +403,13 @@ class JobMonitor:
         self._at_work: dict[TopicPartition, JobProgressRecorder] = {}
 
     def record_job_start(self, job: PartitionJob, schedule: PartitionSchedule, now_ms: int) -> JobProgressRecorder:
-        """Create and return the progress recorder of a job that starts now."""
         progress = JobProgressRecorder(job, schedule.status, now_ms, self._log)
         self._at_work[job.partition] = progress
         return progress
 
     def record_job_end(self, result: JobResult) -> None:
-        """Add a job that has ended to the totals."""
         self._at_work.pop(result.job.partition, None)
         self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.partition))
 
     def running_jobs(self, now_ms: int) -> tuple[RunningJobSnapshot, ...]:
-        """Return every job that runs now, with its progress."""
         return tuple(progress.running_job(now_ms) for progress in self._at_work.copy().values())

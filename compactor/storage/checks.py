@@ -1,4 +1,4 @@
-"""Findings about stores, checks of server-side copies, errors about files, and tasks that run in parallel."""
+"""Findings about stores, checks of server-side copies, and shared helpers of stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FindingKindAndDetail = tuple[str, str]
 
 
 class StoreFinding(StrictFrozenModel):
-    """Result of a check of the store, for people and scripts.
+    """Result of a check of the store.
 
     severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.
     """
@@ -49,8 +49,8 @@ class StoreFinding(StrictFrozenModel):
 def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFinding:
     """Finding that it is not known whether a store keeps deleted objects.
 
-    :param answer: what the store answered to the question, or why it could not be asked.
-    :param rights: the rights that the question needs. They are missing only if the answer says so.
+    :param answer: the store's answer, or why it could not be asked.
+    :param rights: needed for the question; missing only if the answer says so.
     """
     is_refused = any(word in answer.lower() for word in ("denied", "credentials"))
     return StoreFinding.note(
@@ -65,7 +65,7 @@ def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFindin
 def require_equal_copy(
     piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
 ) -> None:
-    """Raise CopyDiffers if the copied bytes have another CRC-32C than their source, which is read only if ``piece.crc32c`` is None."""
+    """Raise CopyDiffers if the CRC-32C differs. The source is read only if its own is unknown."""
     expected = _crc32c_of_chunks(read_source()) if piece.crc32c is None else piece.crc32c
     if _crc32c_of_chunks(copied) != expected:
         raise CopyDiffers(f"{object_name}: the store has copied other bytes of it than it was asked for", hint="Run verify --deep")
@@ -79,12 +79,11 @@ def _crc32c_of_chunks(chunks: Iterable[bytes]) -> int:
 
 
 def copy_source_changed_error(object_name: str) -> Unavailable:
-    """Error for a copy whose source object was replaced by another version."""
     return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
 def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
-    """Raise NotFound if an object to copy from is gone, Unavailable if it has another version, ValueError if a range is not in it."""
+    """Raise NotFound if a source is gone, Unavailable if it has another version, ValueError if a range is not in it."""
     copied = [piece for piece in sources if isinstance(piece, ObjectRangeToCopy) and piece.length]
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
@@ -95,9 +94,7 @@ def require_unchanged_copy_sources(store: ObjectStore, sources: Sequence[Compose
 
 
 def verify_or_delete_copy(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
-    """Read back the copied ranges of a new object, ``chunk_bytes`` at a time. If they differ from their sources, delete the object and
-    raise CopyDiffers.
-    """
+    """Read back the copied ranges of a new object. If they differ from their sources, delete the object and raise CopyDiffers."""
 
     def read_range(source: str, start: int, length: int) -> Iterator[bytes]:
         for at in range(start, start + length, chunk_bytes):
@@ -123,7 +120,7 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 @contextmanager
 def translated_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Replace OSErrors in a ``with`` block by CompactorErrors. A missing file becomes NotFound if ``verb`` is ``read``.
+    """Replace OSErrors by CompactorErrors. A missing file becomes NotFound if ``verb`` is ``read``.
 
     :param verb: read, write, list or delete.
     """
@@ -152,7 +149,6 @@ def _translate_os_error(verb: str, path: Path, error: OSError) -> CompactorError
 
 
 def write_at_position(descriptor: int, data: bytes, position: int) -> int:
-    """Write all bytes at a position of an open file and return their number."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, position)
@@ -161,8 +157,8 @@ def write_at_position(descriptor: int, data: bytes, position: int) -> int:
 
 
 def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Run tasks in threads and return their results in order. The first failure is raised; it sets the event that each task receives, so
-    that the others stop before their next attempt.
+    """Results in order. The first failure is raised; it sets the event that each task receives, so that the others stop before their next
+    attempt.
     """
     stop = threading.Event()
 
@@ -189,7 +185,6 @@ def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]])
 
 
 def read_file_range(piece: FileRange) -> bytes:
-    """Bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
     with translated_os_errors("read", piece.path), open(piece.path, "rb") as file:
         file.seek(piece.start)
         data = file.read(piece.length)

@@ -1,4 +1,4 @@
-"""Opening a store by its URL, with rate limits and counters around it."""
+"""Opening of stores by URL, with rate limits and counters around them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from compactor.storage.wrappers import FirstAnswerTracker, RequestCounters, Requ
 
 
 class PreconditionFailed(StoreError):
-    """Raised inside adapters if a condition of a request did not hold (HTTP 412)."""
+    """Raised inside adapters if a request's condition did not hold (HTTP 412)."""
 
 
 class RangeNotSatisfiable(StoreError):
-    """Raised inside adapters if the requested range begins at or after the object's end (HTTP 416)."""
+    """Raised inside adapters if a range begins at or after the object's end (HTTP 416)."""
 
 
 class NoSuchUpload(StoreError):
-    """Raised inside adapters if a multipart upload or one of its parts was completed, was aborted or has expired."""
+    """Raised inside adapters if a multipart upload, or a part, was completed, aborted or has expired."""
 
 
 class TokenBucket:
     """Token bucket that holds at most the tokens of one second.
 
-    A caller that takes more than are available leaves a debt and sleeps until it is paid; later callers sleep longer. The average rate
-    therefore holds for requests of any size.
+    A caller that takes more leaves a debt and sleeps until it is paid; later callers sleep longer. The average rate holds for requests of
+    any size.
 
     :param rate: tokens per second.
     """
@@ -48,7 +48,6 @@ class TokenBucket:
         self._at = clock()
 
     def take_tokens(self, tokens: int) -> float:
-        """Take tokens, sleep until a debt is paid, and return the seconds slept."""
         with self._lock:
             now = self._clock()
             self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
@@ -60,22 +59,18 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Token buckets of the limits set in [limits], shared by the stores of a process with equal limits."""
-
     def __init__(
         self, limits: RateLimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
     def take_tokens(self, setting: str, tokens: int) -> float:
-        """Take tokens from the bucket of a setting in [limits], and return the seconds slept; 0 if it has no limit."""
+        """Seconds slept; 0 if the setting in [limits] has no limit."""
         bucket = self._buckets.get(setting)
         return bucket.take_tokens(tokens) if bucket else 0.0
 
 
 class RateLimitingRequestMeter:
-    """RequestMeter that delays its callers so that the rate limits hold, and passes each report on to ``inner``."""
-
     def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
         self._inner = inner
         self._buckets = buckets
@@ -104,10 +99,8 @@ class RateLimitingRequestMeter:
 
 
 class StoreOpeningModule(Protocol):
-    """Interface of the modules that open the stores of one kind (``StoreKind.adapter``)."""
-
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
-        """Store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""
+        """Makes no request. Raises UsageError if the URL names no store of this kind."""
 
 
 def open_store(
@@ -126,8 +119,8 @@ def open_store(
 
     :param limits: shared by all stores of this process with equal limits.
     :param contact: shared by the stores on one server.
-    :param holds_control_records: as in ``LocalStore``. It makes no difference for servers.
-    :param before_create: called with the store before each create on a server (``ConditionalCreateCheck``).
+    :param holds_control_records: as in ``LocalStore``.
+    :param before_create: called before each create on a server (``ConditionalCreateCheck``).
     :raises UsageError: if the URL names no store, or its client library is not installed.
     """
     kind = store_kind(url)

@@ -1,4 +1,4 @@
-"""Keys, prefixes and metadata that every adapter accepts, because all stores keep them unchanged."""
+"""Keys, prefixes and metadata that all stores keep unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 def object_key_component_problem(part: str) -> str:
-    """Return why ``part`` cannot stand between two slashes of a key, or an empty string."""
     if not part:
         return "has an empty part"
     if part in (".", "..", RESERVED):
@@ -35,7 +34,6 @@ def object_key_component_problem(part: str) -> str:
 
 
 def object_key_problem(key: str) -> str:
-    """Return why this text cannot be a key, or an empty string."""
     faults = [fault for part in key.split("/") if (fault := object_key_component_problem(part))]
     if faults:
         return faults[0]
@@ -43,13 +41,13 @@ def object_key_problem(key: str) -> str:
 
 
 def check_object_key(key: str) -> None:
-    """Raise Refused unless this text is a valid key in every kind of store."""
+    """Raise Refused unless this is a valid key in every kind of store."""
     if fault := object_key_problem(key):
         raise Refused(f"{key!r} cannot be an object key: it {fault}", hint=f"Keys are parts between '/', each 1 to {MAX_PART_BYTES} bytes")
 
 
 def check_object_key_prefix(prefix: str) -> None:
-    """Raise Refused if no valid key can begin with this text: the part before its last slash must be a valid key itself."""
+    """Raise Refused if no valid key can begin with this text."""
     folder, _, last = prefix.rpartition("/")
     fault = (object_key_problem(folder) if folder or prefix.startswith("/") else "") or (
         _CONTROL.search(last) and "has a control character"
@@ -59,8 +57,8 @@ def check_object_key_prefix(prefix: str) -> None:
 
 
 def require_storable_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of the metadata. Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (Azure
-    accepts only identifiers), values of printable ASCII, at most 1.5 kB in all.
+    """Copy the metadata. Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_``, values of
+    printable ASCII, at most 1.5 kB in all.
     """
     checked = dict(metadata or {})
     for name, value in checked.items():
@@ -72,13 +70,10 @@ def require_storable_object_metadata(metadata: Mapping[str, str] | None) -> dict
 
 
 def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return metadata with small letters, and ``_`` in place of ``-``: servers may return header names in capitals, and on S3 ``-`` is
-    written.
-    """
+    """Change names to small letters, and ``-`` to ``_``: servers may return capitals, and on S3 ``-`` is written."""
     return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 
 
 def check_byte_range(start: int, length: int | None) -> None:
-    """Raise ValueError (a bug of the caller) if start or length is negative."""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"not a range of bytes: start {start}, length {length}")

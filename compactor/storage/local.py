@@ -3,9 +3,9 @@
 *Create-if-absent* is an exclusive hard link: the bytes are staged under ``.object-store/tmp`` (same file system, never listed), synced and
 linked to their place, and the directory is synced. A crash leaves at most a staged file, which is swept after an hour.
 
-*Metadata* must appear together with the object, survive copying, and never mix with that of a writer that lost the race for the same key.
-They lie in a companion file that is written before the link. Its name holds the object's modification time in nanoseconds, unique among the
-companions of that key; the companion of a writer that lost therefore matches no object. ``cp -a``, ``rsync -a`` and ``tar`` keep both.
+*Metadata* must appear together with the object, survive copying, and never mix with that of a writer that lost the race. They lie in a
+companion file that is written before the link. Its name holds the object's modification time in nanoseconds, unique among the key's
+companions; that of a writer that lost therefore matches no object. ``cp -a``, ``rsync -a`` and ``tar`` keep both.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Store, with retries, in the directory that a URL or a plain path names. Raises UsageError if the text names
-    no directory.
-    """
+    """Raises UsageError if the text names no directory."""
     return RetryingStore(
         LocalStore(directory_of_store_url(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
     )
@@ -60,7 +58,7 @@ class LocalStore:
     """ObjectStore in a local directory, which the first write creates.
 
     :param holds_control_records: whether control records fit on a full disk (``FullDiskReserveFile``), and ``modified_ms`` is never before
-        the moment at which an object became visible, even if the writer paused in between.
+        the moment at which an object became visible, even if the writer paused.
     """
 
     def __init__(self, root: Path, meter: RequestMeter | None = None, *, holds_control_records: bool = False) -> None:
@@ -109,9 +107,8 @@ class LocalStore:
         return CopyLimits(min_run_bytes=0, max_bytes=_MOST_COPY_BYTES)
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
-
-        Copied bytes are read back before the object appears: OpenZFS 2.1.4 to 2.2.1 copied zeros and did not say so.
+        """A copied range shares its blocks with the source if the file system can (reflink). Copied bytes are read back before the object
+        appears: OpenZFS 2.1.4 to 2.2.1 copied zeros and did not say so.
         """
         for piece in sources:
             check_byte_range(piece.start, piece.length)
@@ -297,7 +294,6 @@ class LocalStore:
 
     @contextmanager
     def _temporary_file_with_content(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
-        """Provide a file with this content for a ``with`` block. ``durable``: flush it to disk first."""
         folder = self._root / RESERVED / "tmp"
         _create_missing_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -347,7 +343,7 @@ def _utf8_sort_key(entry: os.DirEntry[str]) -> str:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Open an object for reading without following a symbolic link or blocking on a pipe."""
+    """Open for reading without following a symbolic link or blocking on a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -371,7 +367,7 @@ def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
 
 
 def _append_copied(source: BinaryIO, piece: ObjectRangeToCopy, file: BinaryIO) -> int:
-    """Number of bytes appended; 0 if the kernel or the file system cannot copy. The caller appends the rest."""
+    """Number of bytes appended; 0 if the kernel or the file system cannot copy."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
@@ -462,20 +458,20 @@ SLICE_BYTES = RESERVE_BYTES // 16
 
 
 class FullDiskReserveFile:
-    """File of 1 MiB in a directory store that is shortened when the disk is full, so that control records can still be written."""
+    """File of 1 MiB that is shortened when the disk is full, so that control records can still be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def refill(self) -> None:
-        """Extend the file to its full size if the disk has space. Costs one ``stat`` if it has it already."""
+        """Extend the file to its full size if the disk has space."""
         with suppress(OSError):
             if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
                 with open(self._path, "ab") as file:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
     def release_part(self) -> bool:
-        """Shorten the file by a sixteenth of its full size. Return False if it was empty or missing already."""
+        """Shorten the file by a sixteenth. Return False if it was empty or missing."""
         try:
             size = self._path.stat().st_size
             if size == 0:

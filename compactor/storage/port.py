@@ -1,7 +1,5 @@
-"""The object-store port: the few requests that everything else is built on.
-
-Every adapter passes tests/contract/test_object_store.py. Only behaviour that all servers share is used: no rename, no conditional delete,
-no key that is a "directory" of another. Keys are relative to the store's root and separated by ``/``.
+"""The object-store port. Only behaviour that all servers share is used: no rename, no conditional delete, no key that is a "directory" of
+another. Keys are relative to the store's root and separated by ``/``.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import Protocol
 class ObjectInfo:
     """Properties of one object.
 
-    modified_ms: time of the last modification by the store's own clock.
-    etag: identifies the version of the content; empty if the store gives none.
+    modified_ms: by the store's own clock.
+    etag: identifies the version of the content; may be empty.
     """
 
     key: str
@@ -29,9 +27,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """Upload that was begun and neither finished nor aborted. Listings do not contain it, but its bytes are billed. id: distinguishes
-    uploads to one key.
-    """
+    """Upload that was neither finished nor aborted. Listings do not contain it, but its bytes are billed."""
 
     key: str
     id: str
@@ -40,9 +36,7 @@ class UnfinishedUpload:
 
 @dataclass(frozen=True)
 class ObjectRangeToCopy:
-    """Bytes [start, start + length) of an object of the same store, to be copied from the version ``etag``. crc32c: checksum for the
-    comparison, or None if unknown.
-    """
+    """Bytes [start, start + length) of an object of the same store, in the version ``etag``."""
 
     key: str
     start: int
@@ -53,8 +47,6 @@ class ObjectRangeToCopy:
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, start + length) of a local file."""
-
     path: Path
     start: int
     length: int
@@ -65,7 +57,7 @@ ComposeSource = ObjectRangeToCopy | FileRange
 
 @dataclass(frozen=True)
 class CopyLimits:
-    """Limits of ``ObjectStore.compose``, in bytes.
+    """Limits of ``ObjectStore.compose``.
 
     :param min_run_bytes: smallest run of adjacent copied or local pieces, except at the object's end.
     :param max_bytes: most bytes copied by one request; longer ranges are split.
@@ -76,21 +68,17 @@ class CopyLimits:
 
 
 class ObjectStore(Protocol):
-    """A store of objects under keys.
-
-    All methods raise NotFound if there is no object, AlreadyExists, Unavailable, Refused, or OutOfBudget if a disk is full
-    (compactor.errors).
+    """A store of objects under keys. All methods raise NotFound if there is no object, AlreadyExists, Unavailable, Refused, or OutOfBudget
+    if a disk is full.
     """
 
     @property
-    def url(self) -> str:
-        """Store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
+    def url(self) -> str: ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return bytes [start, start + length) of an object (None: up to its end), fewer if it ends earlier."""
+        """Read bytes [start, start + length) (None: up to the end), fewer if the object ends earlier."""
 
-    def head(self, key: str) -> ObjectInfo:
-        """Properties of an object."""
+    def head(self, key: str) -> ObjectInfo: ...
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object atomically, only if the key is free.
@@ -101,18 +89,18 @@ class ObjectStore(Protocol):
         """
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from a file of any size, streamed, under the conditions of ``create``."""
+        """Create an object from a file of any size, under the conditions of ``create``."""
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
-        """Limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
+        """Limits of server-side copies, None if the store cannot copy ranges or has refused to."""
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from ranges of objects, which the store copies itself, and of local files, in order, only if the key is free. A
         failed call leaves nothing behind.
 
         :raises NotFound: if a source is gone.
-        :raises Unavailable: if a source has another etag than the expected one.
+        :raises Unavailable: if a source has another etag.
         :raises CannotCopy: if the store turns out not to copy ranges; ``server_copy_limits`` is None from then on.
         :raises CopyDiffers: if the store has copied other bytes.
         :raises ValueError: if ``server_copy_limits`` does not allow these pieces.
@@ -122,15 +110,13 @@ class ObjectStore(Protocol):
         """Create or overwrite an object atomically. Only for heartbeats and hints, on which no correctness depends."""
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        """Write bytes [start, start + length) of an object (None: up to its end) to a local file, created or overwritten, and return their
-        number.
-        """
+        """Write bytes [start, start + length) (None: up to the end) to a local file, and return their number."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose keys begin with ``prefix`` and are greater than ``after``, in ascending UTF-8 order, without metadata."""
+        """Yield the objects with this prefix whose keys are greater than ``after``, in ascending UTF-8 order, without metadata."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete these objects. Absent keys are ignored."""
+        """Absent keys are ignored."""
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Yield the unfinished uploads to keys with this prefix, in no order, also those whose writer is still active.
@@ -140,7 +126,7 @@ class ObjectStore(Protocol):
         """
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
-        """Abort uploads and free their bytes. Finished or aborted ones are ignored. A writer that is still active fails."""
+        """Finished or aborted uploads are ignored. A writer that is still active fails."""
 
     def clock_ms(self) -> int:
-        """Time of the store's own clock (a server's Date header, the file system), with at most one request."""
+        """Time of the store's own clock, with at most one request."""

@@ -1,4 +1,4 @@
-"""Checks of a store by `config check`: permissions, clock, listings, conditional puts, and whether deleting frees space.
+"""Checks of a store: permissions, clock, listings, conditional puts, and whether deleting frees space.
 
 Leadership rests on conditional puts. They are tried by a race of many writers, once for each store; a marker object remembers the result.
 """
@@ -26,8 +26,8 @@ from compactor.storage.schemes import store_kind, store_kind_of_scheme
 class ConditionalCreateCheck:
     """Check that a store honours create-if-absent, before this process's first create in a bucket. Thread-safe.
 
-    Otherwise two compactors could lead at once and overwrite each other's records. A store that passed is remembered by a file in
-    ``folder``: a file in the store would also be in each copy of the store.
+    Otherwise two compactors could lead at once. A store that passed is remembered by a file in ``folder``: a file in the store would also
+    be in each copy of the store.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,9 +36,7 @@ class ConditionalCreateCheck:
         self._passed: set[tuple[str, str]] = set()
 
     def require_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
-        """Check a store on a server unless it has passed before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be
-        reached.
-        """
+        """Raise Refused if a store on a server ignores create-if-absent."""
         if not isinstance(store, StoreWithTestableConditionalCreates):
             return
         with self._lock:
@@ -75,37 +73,31 @@ _SKEW_WARNING_MS = 60_000
 
 @runtime_checkable
 class StoreWithQueryableSettings(Protocol):
-    """Store on a server whose settings and permissions can be queried. Methods raise StoreError if it cannot be reached."""
+    """Store on a server whose settings can be queried. Methods raise StoreError."""
 
-    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about versioning, retention and the like."""
+    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]: ...
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
+        """Return None if the credentials may not ask."""
 
     def required_permission_name(self, verb: str) -> str:
-        """Permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
+        """In the vendor's terms, for: write, overwrite, read, list or delete."""
 
 
 @runtime_checkable
 class StoreWithTestableConditionalCreates(Protocol):
-    """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
+    def server_location(self) -> tuple[str, str, str]: ...
 
-    def server_location(self) -> tuple[str, str, str]:
-        """Server's endpoint, the bucket, and the prefix of all keys of this store."""
+    def without_conditional_create_check(self) -> ObjectStore: ...
 
-    def without_conditional_create_check(self) -> ObjectStore:
-        """Return a copy of this store that does not test create-if-absent."""
-
-    def with_list_page(self, keys: int) -> ObjectStore:
-        """Return a copy of this store with so many keys in each page of a listing."""
+    def with_list_page(self, keys: int) -> ObjectStore: ...
 
     def upload_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file in parts. Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken."""
+        """Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken."""
 
 
 def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Test a store, and return all findings, also those from its errors. Leaves only a marker object below ``prefix``."""
+    """Leaves only a marker object below ``prefix``."""
     findings = _test_permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
@@ -120,9 +112,8 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
 
 
 def find_ignored_condition(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Create one key twice, and again by an upload in parts. Return a finding if the existing object is overwritten or deleted.
-
-    The key is then deleted; without permission a few bytes stay. Raises StoreError if the store cannot be reached.
+    """Create one key twice, and again by an upload in parts. Return a finding if the existing object is overwritten or deleted. The key is
+    then deleted; without permission a few bytes stay.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
@@ -174,11 +165,10 @@ def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> St
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
-    """Let ``threads`` writers create one key at once, ``race_count`` times. Return at most one finding: a race without exactly one winner
-    whose content was stored.
+    """Let ``threads`` writers create one key at once. Return at most one finding: a race without exactly one winner whose content was
+    stored.
 
-    If the marker of an earlier pass exists, only ``find_ignored_condition`` is repeated, because it may have come with a copy of another
-    store.
+    If the marker of an earlier pass exists, ``find_ignored_condition`` is repeated, because it may have come with a copy of another store.
     """
     ignored = find_ignored_condition(store, prefix)
     if ignored is not None:
@@ -249,7 +239,6 @@ def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFind
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:
-    """Return whether a deleted object frees its space at once; None if the credentials may not ask or the store does not answer."""
     if not isinstance(store, StoreWithQueryableSettings):
         kind = store_kind_of_scheme(store.url)
         return kind.can.does_delete_free_space if kind else None

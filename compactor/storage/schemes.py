@@ -1,4 +1,4 @@
-"""Kinds of object stores, one row for each URL scheme.
+"""Kinds of object stores.
 
 Another store needs a module with ``open_store_at``, a row here, and a fixture in tests/contract/test_object_store.py. Settings read this
 module, therefore it imports no adapter and no settings.
@@ -23,13 +23,12 @@ _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 class StoreCapabilities:
     """Abilities of a kind of store, as docs/stores.md lists them and the contract suite tests them. Empty: the store cannot do that.
 
-    :param publication_time: whether ``ObjectInfo.modified_ms`` of a control record is never earlier than the moment at which it became
-        visible.
+    :param publication_time: whether ``modified_ms`` of a control record is never earlier than the moment at which it became visible.
     :param start_key: whether a listing can begin after a key.
     :param listing_order: an order other than UTF-8's is detected and refused.
-    :param metadata_names: which names the store itself accepts. Every kind accepts this program's.
+    :param metadata_names: which names the store itself accepts.
     :param does_delete_free_space: None if the store has to be asked.
-    :param multipart: whether large objects become visible by another request than small ones, so that its condition has to be tried, too.
+    :param multipart: whether large objects become visible by another request, so that its condition has to be tried, too.
     """
 
     create_only: str
@@ -54,7 +53,7 @@ OBJECTS_PER_SEGMENT = 5
 
 @dataclass(frozen=True)
 class StorePrices:
-    """Prices of one store (its name and region in ``of``) in the month ``as_of``."""
+    """Prices of one store in the month ``as_of``. of: name and region."""
 
     as_of: str
     of: str
@@ -63,17 +62,13 @@ class StorePrices:
     stored_gib_month_usd: float
 
     def monthly_storage_usd(self, size_bytes: int) -> float:
-        """Price of storing ``size_bytes`` for a month."""
         return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
-        """Price of reading and writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
     def round_requests_usd(self, source_segments: int, new_segments: int) -> float:
-        """Estimated price of a round's requests: two passes read the sources' logs, and each new object is written and read
-        back.
-        """
+        """Two passes read the sources' logs, and each new object is written and read back."""
         objects = new_segments * OBJECTS_PER_SEGMENT
         return self.requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
 
@@ -82,9 +77,10 @@ class StorePrices:
 class StoreKind:
     """A URL scheme and the kind of store that it stands for.
 
-    :param container: pattern that the bucket part of the URL must match; None for a directory.
+    :param container: pattern of the URL's bucket; None for a directory.
     :param noun: word for the bucket in messages; ``naming_rule`` says what ``container`` matches.
-    :param section: section of the settings with address and credentials; ``extra`` installs the client library.
+    :param section: section of the settings with address and credentials.
+    :param extra: has the client library.
     :param tested_with: servers and versions of the contract suite.
     :param pinterest: whether consumers of Pinterest's layout can read from such stores.
     """
@@ -221,12 +217,10 @@ STORE_KINDS: tuple[StoreKind, ...] = (
 
 
 def store_kind_of_scheme(url: str) -> StoreKind | None:
-    """Kind of a URL's scheme, or None if the text has no scheme or an unknown one."""
     return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
 
 
 def store_kind(url: str) -> StoreKind:
-    """Kind of store that a URL or a plain path names. Raises UsageError if it names none."""
     if not url.strip():
         raise UsageError("the store's URL is empty", hint=f"Write {_known_schemes_text()}")
     kind = store_kind_of_scheme(url)
@@ -238,7 +232,7 @@ def store_kind(url: str) -> StoreKind:
 
 
 def url_problem(url: str) -> str:
-    """Return why this text is not a valid store URL, or an empty string. Plain paths are not URLs."""
+    """Return why this text is no valid store URL, or an empty string. Plain paths are not URLs."""
     scheme, _, rest = url.partition("://")
     kind = store_kind_of_scheme(url)
     if kind is None or scheme != kind.scheme or not re.match(r"[^/]" if kind.container else r"(localhost)?/.", rest):
@@ -249,8 +243,8 @@ def url_problem(url: str) -> str:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Bucket that a URL names (``account/container`` on Azure) and the prefix of keys, empty or ending with a slash; both empty
-    for a directory. Raises UsageError if the URL names no bucket.
+    """Bucket (``account/container`` on Azure), and prefix of keys, empty or ending with a slash; both empty for a directory. Raises
+    UsageError if the URL names no bucket.
     """
     kind = store_kind(url)
     if kind.container is None:
@@ -271,7 +265,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
 
 def directory_of_store_url(url: str) -> Path:
-    """Directory that a URL (percent-encoded or with plain spaces) or a path names. Raises UsageError if it names none."""
+    """Directory that a URL (percent-encoded or with plain spaces) or a path names. Raises UsageError if there is none."""
     if store_kind(url) is DIRECTORY and "://" not in url:
         return Path(url)
     parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
@@ -281,9 +275,7 @@ def directory_of_store_url(url: str) -> Path:
 
 
 def existing_folder(url: str) -> Path | None:
-    """Store's directory, or the nearest existing one above it; None if it is not a directory. Raises UsageError if the URL names
-    no store.
-    """
+    """Store's directory, or the nearest existing one above it. Raises UsageError if the URL names no store."""
     if store_kind(url) is not DIRECTORY:
         return None
     root = directory_of_store_url(url)

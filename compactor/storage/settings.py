@@ -1,4 +1,4 @@
-"""Settings for retries and for the transfer of large objects, small and frozen because they are sent to executors."""
+"""Settings for retries and transfers, small and frozen because they are sent to executors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RetrySettings(StrictFrozenModel):
     """Retries after random delays: before attempt n+1 sleep between 0 and min(cap_s, base_s * 2^n) seconds (full jitter).
 
     deadline_s: the last attempt begins at most this long after the first failure.
-    first_answer_s: longest wait for a store that has never answered this process, for all requests together. An error is an answer, too.
+    first_answer_s: longest wait for a store that has never answered this process, for all requests together.
     """
 
     deadline_s: float = Field(default=120.0, ge=0)
@@ -24,7 +24,7 @@ class TransferSettings(StrictFrozenModel):
     """Transfer of large objects: in parts of ``part_bytes`` (S3 wants at least 5 MiB), with ``threads`` requests at a time.
 
     :param list_page: keys per LIST request.
-    :param storage_class: storage class of objects that are created on S3; empty for the bucket's default.
+    :param storage_class: of new objects on S3; empty for the bucket's default.
     """
 
     part_bytes: int = Field(default=8 << 20, ge=5 << 20)
@@ -34,5 +34,4 @@ class TransferSettings(StrictFrozenModel):
 
     @property
     def s3_create_request_parameters(self) -> dict[str, str]:
-        """Additional parameters of S3 requests that create an object."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

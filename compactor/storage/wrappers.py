@@ -1,4 +1,4 @@
-"""Stores in front of other stores, counters of requests, retries, and the options with which an adapter opens a store."""
+"""Stores in front of other stores, counters of requests, retries, and options of adapters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ForwardingStore:
-    """ObjectStore that passes every request to another store. Subclasses override the two hooks to change all reads or all writes."""
+    """ObjectStore that passes requests to another store. Subclasses override the two hooks to change all reads or all writes."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -84,9 +84,7 @@ class ForwardingStore:
 
 
 class ReadOnlyStore(ForwardingStore):
-    """ObjectStore that raises CompactorError (a bug) for requests that write, also ``clock_ms``: a directory store writes a file to read
-    its clock.
-    """
+    """ObjectStore that raises CompactorError for requests that write, also ``clock_ms``: a directory store writes to read its clock."""
 
     @override
     def _forward_write_request(self, verb: str, key: str, request: Callable[[], T]) -> NoReturn:
@@ -96,7 +94,7 @@ class ReadOnlyStore(ForwardingStore):
 
 
 class UnconfiguredStore(ForwardingStore):
-    """Empty store that refuses writes, in place of a store that was not configured.
+    """Empty store that refuses writes.
 
     :param missing_setting: what has to be configured, for the message.
     """
@@ -136,30 +134,25 @@ STORE = "store"
 
 
 class RequestMeter(Protocol):
-    """Receiver of reports about each request and each transferred byte of a store, also of failed attempts. Only adapters see single
-    requests: one upload is many.
+    """Receiver of reports about each request and each transferred byte, also of failed attempts. Only adapters see single requests: one
+    upload is many.
     """
 
     def record_request(self, request_kind: str) -> None:
-        """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
+        """Called before the request is sent. kind: get, head, put, copy, list, delete or multipart."""
 
-    def record_retry(self) -> None:
-        """Record that the next request repeats a failed one."""
+    def record_retry(self) -> None: ...
 
-    def record_bytes_read(self, size: int) -> None:
-        """Record body bytes that were received."""
+    def record_bytes_read(self, size: int) -> None: ...
 
-    def record_bytes_written(self, size: int) -> None:
-        """Record body bytes before they are sent."""
+    def record_bytes_written(self, size: int) -> None: ...
 
     def record_request_delay(self, reason: str, seconds: float) -> None:
-        """Record a delay. reason: the setting in [limits], or ``STORE`` for the delay before a retry."""
+        """reason: the setting in [limits], or ``STORE`` for the delay before a retry."""
 
 
 class StoreUsage(StrictFrozenModel):
-    """Requests by kind and bytes transferred. repeats: requests that repeated a failed one. waited_s: seconds of delay by reason, summed
-    over threads.
-    """
+    """Requests by kind and bytes transferred. waited_s: by reason, summed over threads."""
 
     requests: Mapping[str, int] = {}
     repeats: int = 0
@@ -172,7 +165,6 @@ class StoreUsage(StrictFrozenModel):
         return sum(self.requests.values())
 
     def usage_since(self, earlier: StoreUsage) -> StoreUsage:
-        """Usage since ``earlier``, a result of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
         return StoreUsage(
@@ -185,7 +177,7 @@ class StoreUsage(StrictFrozenModel):
 
 
 class RequestCounters:
-    """Thread-safe RequestMeter that counts. Each Spark executor has its own and returns a StoreUsage."""
+    """Thread-safe RequestMeter that counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -222,7 +214,6 @@ class RequestCounters:
 
     @contextmanager
     def report_transferred_bytes_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call ``on_bytes``, from any thread, with the number of bytes of every transfer in the ``with`` block."""
         self._watcher = on_bytes
         try:
             yield
@@ -248,7 +239,7 @@ _LOG_INTERVAL_S = 1.0
 
 class FirstAnswerTracker:
     """Record of whether a store has ever answered this process. Thread-safe. If not, its address is probably wrong; therefore all requests
-    wait for the first answer together, counted from the first of them.
+    share one wait, counted from the first of them.
     """
 
     def __init__(self) -> None:
@@ -260,9 +251,7 @@ class FirstAnswerTracker:
         self.answered = True
 
     def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
-        """Seconds since the first request to a store that has never answered; 0 if it has. ``requested_at``: start of the
-        caller's request.
-        """
+        """Seconds since the first request; 0 if the store has answered."""
         if self.answered:
             return 0.0
         if self._asked_at is None:
@@ -279,8 +268,6 @@ class FirstAnswerTracker:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Sender of requests that repeats those that fail with Unavailable after random delays (RetrySettings)."""
-
     policy: RetrySettings = field(default_factory=RetrySettings)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -288,8 +275,7 @@ class Retrier:
     contact: FirstAnswerTracker = field(default_factory=FirstAnswerTracker)
 
     def call_with_retries(self, attempt: Callable[[int], T]) -> T:
-        """Call ``attempt`` until it does not raise Unavailable. If the next one would begin after ``policy.deadline_s``, raise the last
-        Unavailable.
+        """Call ``attempt`` until it does not raise Unavailable.
 
         The deadline counts from the first failure, because [limits] may delay an attempt for minutes. A store that has never answered is
         given up after ``policy.first_answer_s``.
@@ -320,9 +306,7 @@ class Retrier:
 
 
 class RetryingStore(ForwardingStore):
-    """ObjectStore that repeats failed requests to a store which does not retry itself. A failed listing continues after the last key that
-    it has yielded.
-    """
+    """ObjectStore that repeats failed requests. A failed listing continues after the last key that it has yielded."""
 
     def __init__(self, store: ObjectStore, retrier: Retrier) -> None:
         super().__init__(store)
@@ -350,9 +334,7 @@ class RetryingStore(ForwardingStore):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Arguments of ``factory.open_store`` for an adapter. retries: None for the adapter's default. records: whether the store holds control
-    records.
-    """
+    """Options of an adapter. retries: None for the adapter's default. records: whether the store holds control records."""
 
     settings: Settings
     meter: RequestMeter
@@ -363,7 +345,6 @@ class StoreOptions:
     before_create: Callable[[ObjectStore], None]
 
     def create_retrier(self, max_wait_for_first_answer_s: float) -> Retrier:
-        """Retrier for requests to a server."""
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": max_wait_for_first_answer_s})
 
         def sleep(seconds: float) -> None:

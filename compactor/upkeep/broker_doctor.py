@@ -1,6 +1,5 @@
-"""Health of tiered partitions: uploads and deletions that do not end, segments that are never tiered, leaked and lost objects.
-
-Holds for every cluster with KIP-405, compacted or not. Read-only.
+"""Health of tiered partitions: uploads and deletions that do not end, segments that are never tiered, leaked and lost objects. For every
+cluster with KIP-405, compacted or not. Read-only.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ MANY_METADATA_RECORDS = 500_000
 
 @dataclass(frozen=True)
 class TierHealthFinding:
-    """Harm to tiered data that has happened or that a broker version or setting will cause.
+    """Harm to tiered data that has happened or will happen.
 
     severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
     topic, partition: an empty topic and -1 for the whole cluster.
-    bytes: stored bytes concerned; 0 if unknown or none.
+    bytes: stored bytes concerned; 0 if unknown.
     """
 
     severity: str
@@ -81,7 +80,6 @@ class TierHealthFinding:
 
 
 def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
-    """Leave out topics that the cluster does not have, or does not describe to this user."""
     found: dict[str, TopicDescription] = {}
     for name in topics:
         try:
@@ -92,7 +90,6 @@ def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> 
 
 
 def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
-    """Return findings about versions and settings that will damage tiered data."""
     return [
         *_size_retention_findings(brokers, topics.values()),
         *_last_tiered_findings(brokers),
@@ -102,7 +99,6 @@ def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping
 
 
 def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
-    """Return why nothing may be compacted or deleted under these brokers, if so."""
     problem = broker_problem(brokers, confirmed)
     if problem is None:
         return []
@@ -117,10 +113,6 @@ def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: 
 
 
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
-    """Return a finding if the metadata topic has grown so much that brokers start slowly.
-
-    :param segment_count: in all states.
-    """
     sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
     largest = max(sizes, key=lambda number: sizes[number], default=-1)
     if largest < 0 or sizes[largest] < MANY_METADATA_RECORDS:
@@ -158,7 +150,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
 
 
 def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
-    """Report brokers that build new replicas from the newest tiered segment (KIP-1023)."""
+    """Brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return
@@ -173,7 +165,7 @@ def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[Tier
 
 
 def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
-    """Report settings that delay or prevent the upload of closed segments (KIP-1241)."""
+    """Settings that delay or prevent the upload of closed segments (KIP-1241)."""
     for topic in topics:
         settings = {name: setting.value for name, setting in topic.settings.items()}
         lags = copy_lag(settings, "ms"), copy_lag(settings, "bytes")
@@ -192,7 +184,7 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Tie
 
 
 def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
-    """Return the age in milliseconds, or the number of newer local bytes, from which on brokers upload a closed segment (KIP-1241;
+    """Age in milliseconds, or number of newer local bytes, from which on brokers upload a closed segment (KIP-1241;
     ``RLMCopyTask.isEligibleForUpload``). Either check suffices, and 0 of either means at once. None: this check never applies.
 
     :param settings: of the topic. -1 stands for local retention, whose -2 stands for the topic's.
@@ -207,7 +199,7 @@ def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
 
 
 def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[TierHealthFinding]:
-    """Yield a finding for each tiered topic whose cleanup.policy Kafka lets pass although its tiered part suffers from it."""
+    """Tiered topics whose cleanup.policy Kafka accepts although their tiered part suffers from it."""
     for topic in topics:
         policy = topic.settings.get("cleanup.policy")
         if policy is None or not _has_remote_storage_enabled(topic) or policy.value == "delete":
@@ -225,7 +217,6 @@ def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_server
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version like ``4.3``. Any other text becomes the empty tuple, the lowest."""
     parts = version.split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
@@ -244,10 +235,10 @@ MAX_END_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FirstUntieredRecord:
-    """The first record of a log that is not tiered yet.
+    """First record of a log that is not tiered yet.
 
-    closed_ms: time by which brokers had closed its segment: the timestamp of the first later record that, by segment.ms, belongs to
-        another segment. None if there is no such record: brokers close a segment only when they append.
+    closed_ms: time by which brokers had closed its segment: the timestamp of the first later record that, by segment.ms, belongs to another
+        segment. None if there is none: brokers close a segment only when they append.
     """
 
     offset: int
@@ -256,10 +247,8 @@ class FirstUntieredRecord:
 
 
 class ClusterHealthQueries(ClusterDescriptionQueries, Protocol):
-    """Requests about the cluster that ``doctor`` makes (``KafkaAdmin``)."""
-
     def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> Mapping[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return the first record at or after each timestamp; -1 and -1 if there is none."""
+        """First record at or after each timestamp; -1 and -1 if there is none."""
 
 
 def find_health_problems(
@@ -271,7 +260,7 @@ def find_health_problems(
     expected_topics: Sequence[str] = (),
     confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
 ) -> list[TierHealthFinding]:
-    """Return all findings about these partitions and the cluster. Read-only.
+    """All findings about these partitions and the cluster.
 
     :param expected_topics: examined even if the metadata topic names no segment of theirs.
     :raises StoreError: if the store or the brokers do not answer.
@@ -329,7 +318,7 @@ def _gather_facts(
 
 
 def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[RemoteLogSegmentMetadataRecord]) -> tuple[int, int] | None:
-    """Read the offset index, and the log from the last indexed batch on. Return None if they cannot be read, which `verify` reports."""
+    """Reads the offset index, and the log from the last indexed batch on."""
     newest = max(readable, key=lambda one: one.end_offset, default=None)
     if newest is None:
         return None
@@ -347,7 +336,6 @@ def _newest_end_hole(tier: Tier, partition: TopicPartition, readable: Sequence[R
 
 
 def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
-    """:param partitions: the partitions for which the metadata topic names a segment."""
     named = {(name.topic, name.partition) for name in partitions}
     for topic in topics:
         if _setting_values(topic).get("remote.storage.enable") == "true":
@@ -364,7 +352,6 @@ def _first_untiered(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> tuple[FirstUntieredRecord | None, str]:
-    """Return the earliest record that is not tiered, and the leader's message if it cannot look up records by their timestamps."""
     try:
         return _find_untiered_by_time(admin, partition, tiered, topics), ""
     except Refused as error:
@@ -377,7 +364,7 @@ def _find_untiered_by_time(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> FirstUntieredRecord | None:
-    """Return the earliest record after all ``tiered`` segments. Raises Refused if the leader cannot look up timestamps.
+    """Earliest record after all ``tiered`` segments. Raises Refused if the leader cannot look up timestamps.
 
     Timestamps need not ascend from segment to segment: control records have the broker's time and other records the producer's.
     """
@@ -402,7 +389,7 @@ def _first_record_at(admin: ClusterHealthQueries, partition: TopicPartition, at_
 
 
 class ConfigCheckFinding(NamedTuple):
-    """A problem found by ``config check``.
+    """Problem found by ``config check``.
 
     severity: error (it does not work), warning (unsafe for compaction) or note. An error of kind ``topic`` concerns that topic only.
     object: name of the broker, topic, permission or URL.
@@ -422,10 +409,6 @@ def check_cluster(
     reports_missing_append_permission: bool,
     confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
 ) -> list[ConfigCheckFinding]:
-    """Check the brokers and the metadata topic.
-
-    :param reports_missing_append_permission: whether rounds will be published.
-    """
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
@@ -449,7 +432,6 @@ def check_topics(
     cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
     bootstrap_servers: str = "",
 ) -> list[ConfigCheckFinding]:
-    """Check the settings, permissions and leaders of these topics."""
     found: list[ConfigCheckFinding] = []
     for name in topics:
         try:
@@ -475,7 +457,6 @@ def check_known_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]
 
 
 def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
-    """Yield an error for each setting that rules out compaction. One command changes all of them."""
     topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
     harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
     step = topic_settings_correction(topic, settings, cleanup_policy, bootstrap_servers)
@@ -486,7 +467,6 @@ def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, 
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Try the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -505,7 +485,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
 
 
 def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
-    """Return the tiered partitions (none if the metadata topic cannot be read) and the problems found."""
+    """Tiered partitions (none if the metadata topic cannot be read), and problems."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
         names = tier.broker_metadata.list_topic_partitions()
@@ -522,7 +502,6 @@ def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFi
 
 
 def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
@@ -547,7 +526,6 @@ def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[
 def _broker_findings(
     cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
 ) -> Iterator[ConfigCheckFinding]:
-    """:param publishes: then an unknown metadata manager is an error."""
     for broker in cluster.brokers:
         problem = broker_problem([broker], confirmed)
         if problem is None:
@@ -581,11 +559,11 @@ class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
     segments: in all states.
-    pending: the first record that is not tiered. None if everything is tiered, or because of ``lookup_problem``.
-    lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
-    missing: objects of readable segments that the store does not have.
-    gaps: ranges of offsets (both inclusive) that no readable segment contains.
-    orphans: objects that no metadata names and that are too old to belong to a running upload.
+    pending: first record that is not tiered; None also because of ``lookup_problem``.
+    lookup_problem: leader's error message if it cannot find a record by its time.
+    missing: objects of readable segments that the store lacks.
+    gaps: offsets (both inclusive) that no readable segment contains.
+    orphans: objects that no metadata names and that are too old for a running upload.
     end_hole: first and last offset, both inclusive, that the newest tiered segment lacks at its end.
     """
 
@@ -602,7 +580,6 @@ class PartitionHealthFacts:
 
 
 def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
-    """Return the segment with the highest end offset that readers can use."""
     finished = [one for one in segments if one.state is SegmentState.COPY_SEGMENT_FINISHED]
     return max(finished, key=lambda one: one.end_offset, default=None)
 
@@ -627,7 +604,6 @@ def _finding_about_partition(
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
 ) -> TierHealthFinding:
-    """:param evidence_consequence_and_action: three texts."""
     detail, means, todo = evidence_consequence_and_action
     return TierHealthFinding(
         severity,
@@ -644,7 +620,7 @@ def _finding_about_partition(
 
 
 def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Report copies that brokers began long ago and never finished (Aiven#820)."""
+    """Copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in examined.segments
@@ -671,7 +647,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
-    """Report records that should have been tiered long ago (Aiven#699), or that copying is switched off."""
+    """Records that should have been tiered long ago (Aiven#699), or copying that is off."""
     if examined.pending is None:
         return
     if examined.settings.get("remote.log.copy.disable") == "true":
@@ -710,7 +686,6 @@ def _time_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
 
 
 def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
-    """Report unfinished deletions, and segments that retention.ms should have removed."""
     begun = [
         one
         for one in examined.segments
@@ -770,7 +745,7 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
 
 
 def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
-    """Report offsets that brokers compacted away before the topic was tiered."""
+    """Offsets that brokers compacted away before the topic was tiered."""
     if examined.end_hole:
         first, last = examined.end_hole
         detail = (

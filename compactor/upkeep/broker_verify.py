@@ -1,7 +1,7 @@
 """Verification of broker-managed tiers (``verify``). Read-only; brokers may continue to write.
 
 The metadata is read before and after LIST: segments that were replaced, tiered or deleted in between are ignored. A broker records a
-segment before it uploads the first object, so an object that the later metadata does not contain belongs to no segment.
+segment before it uploads the first object, so an object that the later metadata lacks belongs to no segment.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ SNAPSHOT_SLACK_MS = 3_600_000
 
 @dataclass(frozen=True)
 class OrphanObject:
-    """An object that no metadata names. finished: brokers recorded that its segment is deleted; if False, no metadata ever named the
-    segment.
-    """
+    """An object that no metadata names. finished: brokers recorded that its segment is deleted; otherwise no metadata ever named it."""
 
     listed: ListedObject
     finished: bool
@@ -60,7 +58,7 @@ class BrokerPartitionListing:
     folded: read after LIST.
     readable: segments that were complete both before and after LIST.
     there: listed objects by segment id and kind of file.
-    strangers: objects whose names are not those of the layout.
+    strangers: objects whose names are not of the layout.
     """
 
     folded: FoldedPartitionMetadata
@@ -74,10 +72,7 @@ class BrokerPartitionListing:
 
 
 def list_partition_objects(tier: Tier, partition: TopicPartition) -> BrokerPartitionListing:
-    """Read metadata and list objects of a partition. Read-only.
-
-    Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
-    """
+    """Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists."""
     brokers = tier.broker_metadata
     brokers.refresh(max_age_s=0.0)
     before = brokers.partition_metadata_from_records(partition)
@@ -108,9 +103,9 @@ _RESTORE_HINT = "Restore the object from the store's versions or a backup, or le
 
 @dataclass(frozen=True)
 class FindingKindDescription:
-    """Severity, consequence and recommended action of one kind of finding.
+    """Severity, consequence and recommended action of a kind of finding.
 
-    severity: error (consumers get fewer or other records than were written), warning (it costs, or becomes an error) or note.
+    severity: error (consumers get other records than were written), warning (it costs, or becomes an error) or note.
     """
 
     severity: str
@@ -202,8 +197,6 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True)
 class BrokerTierFinding(SegmentProblem):
-    """A problem whose kind is a key of FINDING_KINDS."""
-
     means: str
     todo: str
 
@@ -222,12 +215,7 @@ OnSegmentBytesChecked = Callable[[int], None]
 def verify_broker_partition(
     tier: Tier, partition: TopicPartition, on_bytes: OnSegmentBytesChecked = lambda size: None, *, skips_segment_contents: bool
 ) -> list[BrokerTierFinding]:
-    """Return all problems of a partition of a broker-managed tier.
-
-    :param skips_segment_contents: do not read segments.
-    :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
-    :raises StoreError: if the store or the brokers do not answer.
-    """
+    """Raises OutOfBudget if a segment does not fit within ``disk_budget_bytes``."""
     try:
         seen = list_partition_objects(tier, partition)
     except BadData as error:
@@ -303,7 +291,6 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
 def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerTierFinding]:
-    """Report objects that are absent, have another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_kinds(record, layout.required_kinds)
     for part in missing:
@@ -372,7 +359,6 @@ class _SegmentContentChecker:
         return found
 
     def _download_segment_files(self, segment: RemoteLogSegmentMetadata, scratch_folder: Path) -> dict[str, Path]:
-        """Raises BadData if a file has another size than recorded."""
         paths = {}
         for kind, file in segment.files.items():
             path = scratch_folder / kind
@@ -385,7 +371,6 @@ class _SegmentContentChecker:
         return paths
 
     def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> str:
-        """Check that the transaction index has all aborted transactions and no invalid entry."""
         expected = self._abort_markers(source)
         try:
             entries = parse_txn_index(index_bytes, "")
@@ -400,7 +385,6 @@ class _SegmentContentChecker:
         return txn_index_problem(entries, source)
 
     def _abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
-        """Return (producer id, offset) of each abort marker of a transaction with records."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.transactional_flags).tolist():
             producer, control = int(table.producer_id[batch]), int(table.control[batch])
@@ -415,9 +399,8 @@ class _SegmentContentChecker:
 
 
 def end_hole(record: RemoteLogSegmentMetadataRecord, table: BatchTable) -> tuple[int, int] | None:
-    """Return the first and last offset, both inclusive, by which a broker's log ends below its recorded end offset, if it does.
-
-    Brokers record the offset before the next segment. A log that they compacted before may end below it.
+    """First and last offset, both inclusive, by which a broker's log ends below its recorded end offset, if it does. A log that brokers
+    compacted before may end there.
     """
     if record.broker_id == COMPACTOR_BROKER_ID:
         return None  # rule R5
@@ -430,7 +413,6 @@ def end_hole_text(hole: tuple[int, int]) -> str:
 
 
 def _log_mismatches(record: RemoteLogSegmentMetadataRecord, source: SourceSegment, log_start: int) -> Iterator[ProblemKindAndText]:
-    """Compare a valid log with the metadata that brokers recorded for it."""
     table = source.table
     if not len(table) and not record.size_bytes and record.broker_id != COMPACTOR_BROKER_ID:
         return  # brokers had compacted all of it away before they tiered it

@@ -45,7 +45,7 @@ EPOCH_POSITION = 12
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction whose records an export left out. First and last offset are inclusive."""
+    """Transaction whose records were left out. Both offsets are inclusive."""
 
     producer_id: int
     producer_epoch: int
@@ -55,8 +55,8 @@ class OpenTransaction:
 
 
 def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> tuple[OpenTransaction, ...]:
-    """Change an exported log directory so that a new cluster can load it, and return the transactions that were left out: without their
-    batches, with empty producer snapshots, and with leader epoch 0.
+    """Change a log directory so that a new cluster can load it: without the batches of open transactions, which are returned, with empty
+    producer snapshots, and with leader epoch 0.
 
     :raises UsageError: if nothing is left.
     """
@@ -86,7 +86,7 @@ def prepare_for_cluster(folder: Path, log_start_offset: int, index_interval_byte
 
 
 def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> ProducerStates:
-    """Replay the batches after the newest producer snapshot, as Kafka does: brokers record no open transaction in segment metadata."""
+    """Replay the batches after the newest producer snapshot: brokers record no open transaction in segment metadata."""
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.empty_producer_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
     for table in tables:
@@ -95,7 +95,6 @@ def _producer_states_at_end(folder: Path, tables: Iterable[BatchTable]) -> Produ
 
 
 def _flag_open_batches(table: BatchTable, states: ProducerStates) -> Flags:
-    """:param states: those at the log's end."""
     opened = states.entries[states.entries["txn_first_offset"] >= 0]
     data = table.transactional_flags & (table.control == NOT_CONTROL)
     if not len(opened):
@@ -106,7 +105,6 @@ def _flag_open_batches(table: BatchTable, states: ProducerStates) -> Flags:
 
 
 def _describe_open_transactions(tables: Sequence[BatchTable]) -> tuple[OpenTransaction, ...]:
-    """Return one transaction of each producer, ascending by first offset."""
     batches = BatchTable(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     found = []
     for producer in np.unique(batches.producer_id):
@@ -117,15 +115,14 @@ def _describe_open_transactions(tables: Sequence[BatchTable]) -> tuple[OpenTrans
 
 
 def write_topic_id(folder: Path, topic_id: TopicId) -> None:
-    """Write the ``partition.metadata`` of a log directory. A broker renames a directory with another topic's id to ``-stray``."""
+    """Write ``partition.metadata``. A broker renames a directory with another topic's id to ``-stray``."""
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}", encoding="utf-8")
 
 
 def _keep_batches(log: Path, table: BatchTable, kept: Int64s, index_interval_bytes: int) -> BatchTable:
     """Keep only the batches with the numbers ``kept``, and return their table.
 
-    The indexes of offsets and times are written again, so that a broker need not recover the segment; that of aborted transactions has
-    no positions and stays.
+    The indexes of offsets and times are written again; that of aborted transactions has no positions and stays.
     """
     modified, buf = log.stat().st_mtime_ns, memory_map_file(log)
     data = b"".join(
@@ -159,15 +156,13 @@ def _zero_leader_epochs(log: Path, table: BatchTable) -> None:
 
 @dataclass(frozen=True)
 class SkippedOffsets:
-    """Offsets, first and last inclusive, that cannot be read."""
-
     first_offset: int
     last_offset: int
     reason: str
 
 
 def write_readable_batches(tier: Tier, state: PartitionState, logs: Mapping[str, Path]) -> list[SkippedOffsets]:
-    """Write the readable batches of a partition's live segments, and return the missing offsets, ascending.
+    """Write the readable batches of live segments, and return the missing offsets, ascending.
 
     A segment of which nothing can be read gets no file. Records of a transaction whose marker may be damaged are left out, too.
 
@@ -203,12 +198,6 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export. First and last offset are inclusive.
-
-    skipped: offsets that cannot be read.
-    open_transactions: transactions whose records were left out.
-    """
-
     segments: int
     bytes: int
     start_offset: int
@@ -231,10 +220,9 @@ def export_partition(
 
     The log start is written beside the folder, and the cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
 
-    :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
-        unknown); None to write the log as it is.
-    :param on_total_bytes: called with the total number of bytes; again if the export restarts.
-    :param skip_damaged: leave out batches that cannot be read, and name their offsets in the report.
+    :param new_cluster_topic_id: prepare for a cluster that has not written the log, with this topic id (empty if unknown).
+    :param on_total_bytes: called with the total; again if the export restarts.
+    :param skip_damaged: leave out batches that cannot be read.
     :raises UsageError: if the folder exists or cannot be written, or the partition has no segments.
     :raises BadData: if an object is missing or does not match its recorded digest.
     :raises OutOfBudget: if the disk is full.
@@ -272,7 +260,6 @@ def _write_log_directory(
     *,
     skip_damaged: bool,
 ) -> ExportReport:
-    """Like ``export_partition``, once. Raises NotFound if an object is missing, and BadData if nothing can be read."""
     partition = state.topic_partition
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
@@ -300,7 +287,6 @@ def _write_log_directory(
 
 
 def _first_offsets(state: PartitionState) -> list[int]:
-    """Return the first offset that readers read from each live segment; segments may overlap."""
     ends = [segment.end_offset for segment in state.live]
     return [max(segment.start_offset, before + 1) for segment, before in zip(state.live, (-1, *ends), strict=False)]
 
@@ -318,7 +304,7 @@ def _write_segments(tier: Tier, state: PartitionState, folder: Path, on_bytes: C
 def _write_readable_segments(
     tier: Tier, state: PartitionState, folder: Path, on_bytes: Callable[[int], None]
 ) -> tuple[SkippedOffsets, ...]:
-    """Write the other files of complete segments only. Return the missing offsets. Raises BadData if nothing can be read."""
+    """Write the other files of complete segments only."""
     partition, begins = state.topic_partition, _first_offsets(state)
     logs = {segment.id: folder / f"{begin:020d}.log" for segment, begin in zip(state.live, begins, strict=True)}
     skipped = write_readable_batches(tier, state, logs)
@@ -361,10 +347,7 @@ def _unreadable_segment_error(
 def download_segment_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> None:
-    """Download a segment's files, named as a broker names them. Raises NotFound, BadData, StoreError.
-
-    :param first_offset: earlier batches are cut off.
-    """
+    """Download files under a broker's names. first_offset: earlier batches are cut off. Raises NotFound, BadData, StoreError."""
     layout = tier.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
@@ -386,7 +369,7 @@ def download_segment_files(
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Readers read these offsets from the next segment. In a listed tier, only the downloaded log shows where a segment ends."""
+    """Readers read these offsets from the next segment. In a listed tier, only the log shows where a segment ends."""
     table = parse_batch_headers(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_range(path, source_name, segment.start_offset, segment.end_offset)

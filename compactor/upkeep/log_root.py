@@ -1,13 +1,11 @@
 """A new log directory among a broker's log directories (its ``log.dirs``), with the lines that the broker needs beside it.
 
-1. The directory is filled under another name. A broker that starts after a kill deletes it, and so does the next export to the same
-   name.
+1. The directory is filled under another name. A broker that starts after a kill deletes it, and so does the next export to the same name.
 2. Its files are flushed to disk.
 3. The lines of the checkpoint files are set. Without them a broker would show deleted records, or delete what was exported.
 4. The directory gets its name.
 
-Steps 3 and 4 hold a lock on the parent directory. Brokers ignore lines of a partition that is not there; the next export does all steps
-again.
+Steps 3 and 4 hold a lock on the parent directory. Brokers ignore lines of a partition that is not there.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 
 
 class CheckpointLine(NamedTuple):
-    """A partition's line in a checkpoint file of a log root.
-
-    consequence: what a broker does without the line, for messages.
-    """
+    """A partition's line in a checkpoint file. consequence: of a missing line, for messages."""
 
     file_name: str
     partition: TopicPartition
@@ -48,7 +43,7 @@ def unfinished_directory(folder: Path, suffix: str) -> Iterator[Path]:
     """Provide a new directory beside ``folder``, which is deleted after the ``with`` block unless it was renamed (``publish_directory``).
     Those of killed processes are deleted first.
 
-    :raises UsageError: if ``folder`` exists, or something in its parent cannot be written.
+    :raises UsageError: if ``folder`` exists, or its parent cannot be written.
     :raises OutOfBudget: if the disk is full.
     """
     folder = folder.absolute()
@@ -77,7 +72,7 @@ def unfinished_directory(folder: Path, suffix: str) -> Iterator[Path]:
 
 
 def publish_directory(partial: Path, folder: Path, lines: Sequence[CheckpointLine]) -> None:
-    """Set the lines in the checkpoint files, where lines of other partitions stay, and rename ``partial`` to ``folder``.
+    """Set lines in the checkpoint files, where other partitions' stay, and rename ``partial`` to ``folder``.
 
     :raises UsageError: if ``folder`` exists, or a checkpoint file cannot be written.
     :raises BadData: if a file is not a checkpoint file.

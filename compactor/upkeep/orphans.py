@@ -1,8 +1,8 @@
 """Orphans of a broker-managed tier, objects that no metadata names: one command finds them, another one deletes them.
 
 A person reads the list in between. ``purge_orphans`` trusts nothing in it: an entry is deleted only if the object is unchanged, is old
-enough, and is not named by metadata read from the brokers *after* the LIST. Brokers record a segment before they upload its first
-object, so an object that later metadata does not name is not a broker's.
+enough, and is not named by metadata read from the brokers *after* the LIST. Brokers record a segment before they upload its first object,
+so an object that later metadata does not name is not a broker's.
 """
 
 from __future__ import annotations
@@ -35,13 +35,10 @@ from compactor.upkeep.broker_verify import list_partition_objects
 
 def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> tuple[PartitionState, PartitionState]:
     """Raise a partition's log start, as Kafka's DeleteRecords does, and return the states before and after. A higher log start stays. An
-    interrupted round is finished or undone first.
-
-    Segments wholly below the new log start are deleted after their grace.
+    interrupted round is finished or undone first. Segments wholly below are deleted after their grace.
 
     :raises UsageError: if ``new_log_start`` lies beyond the log's end or a rule forbids it.
     :raises Leased: if another compactor is at work; Fenced if one takes over.
-    :raises StoreError: if the store fails.
     """
     log = tier.open_partition_log(partition, caller_runs_round=True)
 
@@ -67,15 +64,13 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: publish copies of the segments that it replaced, with the cleaner offsets from before it. An interrupted undo is
-    completed.
+    """Undo a run: publish copies of the segments that it replaced, with the earlier cleaner offsets. An interrupted undo is completed.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
     :raises CompactorError: if brokers deleted some of the run's segments meanwhile, so that the run is undone in part.
     :raises Leased: if another compactor is at work; Fenced if one takes over.
     :raises OutOfBudget: if the copies do not fit on disk.
-    :raises StoreError: if the store fails.
     """
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
@@ -136,11 +131,7 @@ topic has lost records.
 
 @dataclass(frozen=True)
 class Orphan:
-    """An object that no metadata names. Times are by the store's clock.
-
-    object: its key below the tier's URL.
-    certainty: SURE or LIKELY.
-    """
+    """An object that no metadata names. Times are by the store's clock. object: key below the tier's URL. certainty: SURE or LIKELY."""
 
     partition: str
     object: str
@@ -153,8 +144,6 @@ class Orphan:
 
 @dataclass(frozen=True)
 class OrphanList:
-    """Orphans, with the tier and the time of the search by this machine's clock."""
-
     url: str
     layout: str
     cluster_id: str
@@ -167,17 +156,12 @@ class OrphanList:
 
 @dataclass(frozen=True)
 class OrphanPurgeReport:
-    """Result of ``purge_orphans``. kept: reason by object key."""
-
     deleted: Sequence[Orphan]
     kept: dict[str, str]
 
 
 def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
-    """Return the orphans of these partitions. Writes nothing. Raises StoreError, BadData.
-
-    Objects younger than ``orphan_age_ms`` may belong to an upload in progress.
-    """
+    """Objects younger than ``orphan_age_ms`` may belong to an upload in progress."""
     now = tier.ports.clock_ms()
     found: list[Orphan] = []
     for name in partitions:
@@ -187,7 +171,7 @@ def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition:
 
 
 def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> OrphanPurgeReport:
-    """Delete those listed objects that are still orphans.
+    """Delete listed objects that are still orphans.
 
     :param store: the tier's store, opened for writing.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
@@ -218,7 +202,6 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
 
 
 def _reason_to_keep(listed: Orphan, current: Orphan | None, min_age_ms: int) -> str:
-    """:param current: the object as an orphan now, if it still is one."""
     if current is None:
         return "metadata names it now, or it was deleted"
     if (current.bytes, current.modified_ms) != (listed.bytes, listed.modified_ms):
@@ -255,7 +238,7 @@ def _require_same_tier(tier: Tier, orphan_list: OrphanList) -> None:
 
 
 def write_orphan_list(orphan_list: OrphanList, path: Path) -> None:
-    """Raises UsageError if the file exists: a person may have read that list."""
+    """Raises UsageError if the file exists."""
     try:
         with path.open("x", encoding="utf-8") as file:
             json.dump(orphan_list.to_json(), file, indent=1)

@@ -66,8 +66,6 @@ from compactor.upkeep.verify import download_intact_files, require_disk_budget
 
 @dataclass(frozen=True)
 class SidecarRebuildReport:
-    """Ids of the segments with a new sidecar, and the number of unchanged ones."""
-
     written: tuple[str, ...]
     kept: int
     bytes_read: int
@@ -75,7 +73,6 @@ class SidecarRebuildReport:
 
 
 def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
-    """Describe live segments' sidecars, and how many reads their filters have saved. Raises StoreError."""
     state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = filter_usage_of_runs(state.runs)
@@ -166,7 +163,6 @@ def rebuild_sidecars(
     :param unusable_only: skip segments that have a usable sidecar.
     :raises BadData: if a segment is corrupt.
     :raises OutOfBudget: if a segment does not fit within the disk budget.
-    :raises StoreError: if the store fails.
     """
     state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
@@ -211,20 +207,15 @@ def rebuild_sidecars(
 
 
 class RepairSource(Protocol):
-    """A place that may have the bytes of a segment's files."""
-
     @property
-    def description(self) -> str:
-        """Text that names this source in messages."""
+    def description(self) -> str: ...
 
     def write_copies(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Write each copy of a file to ``path``, which does not exist before, and yield after each."""
+        """Write each copy of a file to ``path``, and yield after each."""
 
 
 @dataclass(frozen=True)
 class DirectoryRepairSource:
-    """A Kafka log directory of the partition."""
-
     folder: Path
 
     @property
@@ -253,8 +244,6 @@ class DirectoryRepairSource:
 
 @dataclass(frozen=True)
 class TierRepairSource:
-    """Another tier that has the partition."""
-
     tier: Tier
     partition: TopicPartition
 
@@ -280,9 +269,7 @@ class TierRepairSource:
 
 
 def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-    """Download the files of one kind of all segments, live or replaced, with the offsets of ``segment``. Yield after each; the file is
-    removed when the caller continues.
-    """
+    """Download the files of one kind of all segments, live or replaced, with the offsets of ``segment``."""
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
         if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
@@ -294,9 +281,7 @@ def download_each_copy(tier: Tier, state: PartitionState, segment: RemoteLogSegm
 
 
 def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Join the batches whose last offsets lie within a segment's offsets. Without a log that cannot be parsed, the result's digest
-    differs.
-    """
+    """Join the batches whose last offsets lie within a segment's offsets. Logs that cannot be parsed are left out."""
     with target.open("wb") as file:
         for path in paths:
             with suppress(BadData, FileNotFoundError):  # a broker may delete its files meanwhile
@@ -324,7 +309,7 @@ class DamagedSegment:
 
 @dataclass(frozen=True)
 class RepairDecision:
-    """Repair of one damaged segment: ``create`` the missing objects again, ``replace`` it, ``undo`` its run, or ``none``."""
+    """Repair of one segment: ``create`` the missing objects again, ``replace`` it, ``undo`` its run, or ``none``."""
 
     damage: DamagedSegment
     action: str
@@ -337,7 +322,7 @@ class RepairedObject:
     """A damaged object that was repaired.
 
     how: created (again under its key), replaced (by an object of a new segment) or undone (with the run that wrote it).
-    new_object: key of the object in its place; empty if undone, or not known before the repair.
+    new_object: key of the object in its place; empty if undone, or not known yet.
     """
 
     object: str
@@ -354,8 +339,6 @@ class UnrepairedObject:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """Result of ``repair_partition``; with ``dry_run`` the repairs that it would make."""
-
     repaired: tuple[RepairedObject, ...]
     unrepaired: tuple[UnrepairedObject, ...]
 
@@ -363,10 +346,9 @@ class RepairReport:
 def find_damaged_segments(
     tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportSegmentBytesRead
 ) -> list[DamagedSegment]:
-    """Return the segments with objects that are missing or differ from their recorded digests.
+    """Segments with objects that are missing or differ from their recorded digests.
 
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
-    :raises StoreError: if the store fails.
     """
     found = []
     with _temporary_scratch_folder(tier) as scratch:
@@ -388,12 +370,11 @@ def repair_partition(
     *,
     dry_run: bool = False,
 ) -> RepairReport:
-    """Repair all damaged objects of live segments for which a source, or the tier itself, has bytes with the recorded digest.
+    """Repair damaged objects of live segments for which a source, or the tier itself, has bytes with the recorded digest.
 
     :raises Leased: if another compactor is at work; Fenced if one takes over.
     :raises BadData: if a round that was to replace segments failed.
     :raises OutOfBudget: if the disk is too small.
-    :raises StoreError: if the store fails.
     """
     log = tier.open_partition_log(partition, caller_runs_round=True)
     state = log.refresh_and_check_gaps()
@@ -418,7 +399,6 @@ def repair_partition(
 
 
 def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> list[RepairDecision]:
-    """Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
         is_recorded, unknown = True, []
@@ -444,7 +424,7 @@ def _with_run_undone(state: PartitionState, decision: RepairDecision, undone_run
 def _decide_without_source(
     tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
 ) -> RepairDecision:
-    """:param kinds_without_source: the log, or files that cannot be built from the log alone."""
+    """kinds_without_source: the log, or files that cannot be built from the log alone."""
     nowhere = (
         f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     )
@@ -472,7 +452,6 @@ def _decide_without_source(
 
 
 def _reversible_run_id(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Empty if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
@@ -508,8 +487,6 @@ def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _IntactFileFinder:
-    """Finds files whose bytes have the recorded digest, in the tier and in the given sources."""
-
     tier: Tier
     state: PartitionState
     sources: Sequence[RepairSource]
@@ -521,8 +498,8 @@ class _IntactFileFinder:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
-        """Write a segment's file to ``path``, from the tier or a source, else built from the log. Return whether it has the recorded
-        digest; if not, ``path`` holds a built file that differs, or nothing.
+        """Write a segment's file, from the tier or a source, else built from the log. Return whether it has the recorded digest; if not,
+        ``path`` holds a built file that differs, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
@@ -543,13 +520,12 @@ class _IntactFileFinder:
         return matches_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
-        """Return whether a log with the recorded digest was found."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_or_build(segment, "log", path)
 
     def fetch_or_build_all(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
-        """Write all files of a segment and return them by kind. Raises BadData if a file cannot be obtained."""
+        """Files by kind. Raises BadData if one cannot be obtained."""
         intact, problems = download_intact_files(self.tier, self.state.topic_partition, segment, folder)
         paths = dict(intact)
         for kind in [one.file for one in problems]:
@@ -563,7 +539,7 @@ class _IntactFileFinder:
         return paths
 
     def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log_path: Path) -> bytes | None:
-        """Return the bytes of an index, snapshot or checkpoint file; None if it depends on unknown producer states before the segment."""
+        """Return None if the file depends on unknown producer states before the segment."""
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_segment_log(segment, log_path)
         table = source.table
@@ -585,14 +561,11 @@ class _IntactFileFinder:
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
     def open_segment_log(self, segment: RemoteLogSegmentMetadata, log_path: Path) -> SourceSegment:
-        """Open the log and parse its batch headers. Raises BadData."""
         limit = self.tier.cleaner_settings_for_topic(self.state.topic).max_decompressed_batch_bytes
         return open_source_segment(0, log_path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
-        """Take them from the previous segment's snapshot, which may be fetched or built. None if unknown: guessed states would end open
-        transactions and forget producers.
-        """
+        """States of the previous segment's snapshot. None if unknown: guessed states would end open transactions and forget producers."""
         if segment.start_offset == 0:
             return ProducerStates.empty_producer_states()
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
@@ -613,8 +586,8 @@ class _IntactFileFinder:
 def _create_missing_objects(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> frozenset[str]:
-    """Return the ids of the segments with created objects, not of those that expired or were replaced meanwhile. `retire` deletes nothing
-    meanwhile, because only the leader runs it. Raises Unavailable if a source no longer has a file.
+    """Ids of the segments with created objects, not of those that expired or were replaced meanwhile. Only the leader runs `retire`. Raises
+    Unavailable if a source no longer has a file.
     """
     layout, created = tier.ports.layout, set[str]()
     for damage in damaged_segments:
@@ -640,7 +613,7 @@ def _create_missing_objects(
 def _replace_damaged_segments(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
-    """Return new segment ids by damaged ones. Raises BadData if the round failed; readers then keep the damaged segments."""
+    """New segment ids by damaged ones. Raises BadData if the round failed."""
     result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged_segments)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.topic_partition), hint="Readers are not affected")
@@ -652,7 +625,7 @@ def _replace_damaged_segments(
 
 @dataclass(frozen=True)
 class RepairRound:
-    """Round that replaces each damaged segment by a new one with the recorded bytes (implements ``RoundSteps``).
+    """Round that replaces each damaged segment by a new one with the recorded bytes.
 
     An interrupted repair round is undone: a later run knows neither the damaged segments nor the sources.
     """
@@ -672,7 +645,6 @@ class RepairRound:
 
     @contextmanager
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
-        """Yield the state, or None if none of the damaged segments is live any more."""
         yield state if self._live_damaged_segments(state) else None
 
     def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
@@ -709,8 +681,7 @@ class RepairRound:
             ),
         )
 
-    def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """Do nothing: repairs have no rate limit, because a person asked for them."""
+    def require_plan_admitted(self, plan: CompactionPlan) -> None: ...
 
     def run_compaction_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
@@ -722,8 +693,7 @@ class RepairRound:
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
 
-    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Do nothing: a repair reports no stages."""
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None: ...
 
     def _live_damaged_segments(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:
         wanted = {one.segment.id for one in self.damaged}
@@ -732,7 +702,7 @@ class RepairRound:
     def _replace_segment(
         self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
     ) -> CompactionReceipt | CompactionFailure:
-        """Return a CompactionFailure if an object of the new id exists already. Raises BadData if no source has the recorded bytes."""
+        """CompactionFailure if an object of the new id exists already. Raises BadData if no source has the recorded bytes."""
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_or_build_all(segment, scratch)

@@ -54,7 +54,7 @@ _PROBES: Final = ".tiered-compactor/probe/"
 
 @dataclass(frozen=True)
 class TierUpload:
-    """An unfinished multipart upload. due: whether it is old enough to be aborted."""
+    """Unfinished multipart upload. due: old enough to be aborted."""
 
     store: ObjectStore
     upload: UnfinishedUpload
@@ -66,7 +66,7 @@ class TierUpload:
 
 
 def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[TierUpload]:
-    """Return all unfinished uploads, including those in progress. Raises StoreError; Refused if the credentials forbid listing uploads."""
+    """Raises Refused if listing uploads is forbidden."""
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     found: dict[str, TierUpload] = {}
     for store in _written_stores(tier):
@@ -78,9 +78,7 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[TierUpload]:
 
 
 def abort_stale_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Abort the unfinished uploads that are due, and return the URLs of their objects; none if the credentials forbid listing uploads.
-    Raises StoreError.
-    """
+    """URLs of the uploads' objects; none if listing uploads is forbidden."""
     try:
         due = [one for one in find_unfinished_uploads(tier, now_ms) if one.due]
     except Refused:
@@ -120,7 +118,6 @@ def delete_missing_topics(tier: Tier, ask_about_topics: AskWhichTopicIdsExist) -
 
     :raises UsageError: if no brokers are configured, although on_topic_deletion requires them.
     :raises Leased: if another compactor is at work on a partition that is due.
-    :raises StoreError: if brokers or stores fail.
     """
     if tier.settings.tier.on_topic_deletion == "keep":
         return []
@@ -148,7 +145,7 @@ def _record_answers(
 ) -> CatalogState:
     """Record that a topic exists only if it was reported missing before.
 
-    :param adds_information: whether the answer that a topic is missing is worth recording.
+    :param adds_information: whether recording a missing topic is worthwhile.
     """
 
     def decide_record_to_append(state: CatalogState) -> TopicsInspected | None:
@@ -175,7 +172,7 @@ def _is_topic_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: in
 
 
 def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
-    """A topic that was created again under the same name has another id, and its partitions stay."""
+    """A topic that was created again has another id, and its partitions stay."""
     deleted = []
     for name in tier.list_partitions():
         log = tier.open_partition_log(name, caller_runs_round=True)
@@ -192,7 +189,7 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 @dataclass(frozen=True)
 class GraceClock:
-    """Clock for grace periods, in which replaced segments may still be read: the store's clock, or ``given_ms`` (``--now``).
+    """Clock for grace periods: the store's clock, or ``given_ms`` (``--now``).
 
     given_ms: a time later than the store's clock counts only if ``forced``, because grace would be cut short.
     forced: also delete orphans whatever their age, unless ``spares_young``.
@@ -217,13 +214,12 @@ STORES_OWN = GraceClock()
 
 @dataclass(frozen=True)
 class PendingDeletions:
-    """Objects and segments of a partition that `retire` deletes now or later, found by one LIST and a later read of the control log.
+    """Objects and segments that `retire` deletes now or later, found by one LIST and a later read of the control log.
 
-    due, waiting: replaced segments whose grace is over, and those whose grace is not.
-    unfinished: segments whose deletion another process began and did not finish.
+    due, waiting: replaced segments whose grace is over, or not.
+    unfinished: segments whose deletion another process began.
     stale_imports: ids of imports that are too old to be in progress.
-    strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is
-        over.
+    strays: segments that a dead compactor announced to brokers, withdrawn so long ago that their grace is over.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
     strangers: keys that this program does not make; never deleted.
     scratch: scratch objects, sidecars and heartbeats that are no longer needed.
@@ -250,9 +246,8 @@ class PendingDeletions:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """Keys of deleted objects, swept orphans, and objects whose grace is not over; with ``dry_run`` the deletions to come.
-
-    next_ms: when a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
+    """Keys of deleted objects, swept orphans, and waiting objects; with ``dry_run`` the deletions to come. next_ms: by the store's clock; 0
+    for now, NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
@@ -263,7 +258,6 @@ class RetireReport:
 
     @property
     def deleted_bytes(self) -> int:
-        """Size of all deleted and swept objects."""
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
@@ -282,7 +276,6 @@ def retire_partition(
     :param dry_run: write nothing and acquire no leadership.
     :param round_steps: can finish an interrupted round; None if it may only be undone.
     :raises Leased: if another compactor leads; Fenced if one takes over.
-    :raises StoreError: if the store fails.
     :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
@@ -298,10 +291,7 @@ def retire_partition(
 def retire_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
-    """Retire under a leadership that the caller holds already.
-
-    :raises Fenced: if another compactor has become the leader.
-    """
+    """Raises Fenced if another compactor has become the leader."""
     ports, log = leadership.ports, leadership.log
     ports.require_data_root_ownership(repeat_if_passed_before=True)
     ports.publisher.check_deletion_allowed()
@@ -331,8 +321,8 @@ def retire_as_leader(
 def find_deletions(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
 ) -> PendingDeletions:
-    """List the partition's objects first and read the control log afterwards. Writes nothing. Raises BadControlRecord if the log has a gap:
-    everything after the gap would look like an orphan.
+    """List objects first and read the control log afterwards. Raises BadControlRecord if the log has a gap: everything after it would look
+    like an orphan.
     """
     listed = list(ports.layout.list_objects(log.state.topic_partition))
     scratch = list(ports.control.list(scratch_key_prefix(log)))
@@ -393,7 +383,7 @@ def _next_deletion_due_ms(
 def _deletable_orphan_objects(
     ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Return objects under void ids, and segments of which every object is older than ``orphan_age_ms``."""
+    """Objects under void ids, and segments of which every object is older than ``orphan_age_ms``."""
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
     age = STORES_OWN if clock.spares_young else clock
@@ -418,7 +408,6 @@ def _delete_segments_after_grace(
 
 
 def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Delete the objects of all segments whose deletion this process or an interrupted one has recorded as begun."""
     state = leadership.state
     segments = state.retiring
     if segments:
@@ -436,7 +425,7 @@ def _complete_begun_deletions(leadership: Leadership, steps: RoundStageTracker) 
 def _split_by_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
-    """Return due and waiting segments. Segments that were replaced together become due together."""
+    """Due and waiting segments. Segments replaced together become due together."""
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
@@ -457,9 +446,7 @@ def _stale_import_ids(ports: EnvironmentPorts, log: PartitionLog, retention: Obj
 
 
 def grace_starts_ms(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time of each control-log record that starts a grace period, by slot. Empty if records are being deleted during the
-    call.
-    """
+    """Store's time of each control-log record that starts a grace period, by slot. Empty if records are being deleted meanwhile."""
     try:
         return _read_grace_starts(ports, log)
     except NotFound:
@@ -487,7 +474,6 @@ def _retire_report(
     deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
     is_dry_run: bool = False,
 ) -> RetireReport:
-    """:param deleted_segments: the replaced segments that were deleted. The orphans in ``survey`` count as deleted, too."""
     sizes = {item.key: item.size for item in survey.orphans}
 
     def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
@@ -510,8 +496,7 @@ MAX_UNHINTED_INSPECTIONS = 64
 def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """Return the partitions whose control log has grown or whose next deletion is due, and a limited number of those that have waited
-    longest.
+    """Partitions whose control log has grown or whose next deletion is due, and some of those that have waited longest.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     """

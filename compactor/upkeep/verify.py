@@ -48,7 +48,7 @@ ProblemKindAndText = tuple[str, str]
 
 @dataclass(frozen=True)
 class SegmentProblem:
-    """A problem that `verify` found. severity: ``error``, or ``note`` for something that only waits for its deletion."""
+    """Problem that `verify` found. severity: ``error``, or ``note`` for something that waits for its deletion."""
 
     severity: str
     kind: str
@@ -59,7 +59,7 @@ class SegmentProblem:
 
 
 class SegmentFileProblem(NamedTuple):
-    """A file of a segment whose object is not as recorded. kind: ``missing``, ``size`` or ``digest``."""
+    """File that is not as recorded. kind: ``missing``, ``size`` or ``digest``."""
 
     file: str
     kind: str
@@ -69,7 +69,7 @@ class SegmentFileProblem(NamedTuple):
 def download_intact_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
 ) -> tuple[dict[str, Path], list[SegmentFileProblem]]:
-    """Return the paths, by kind, of the files with the recorded size and digest, and a problem for each other one. Raises StoreError."""
+    """Paths, by kind, of the files with the recorded size and digest, and problems of the others."""
     paths: dict[str, Path] = {}
     problems = []
     for kind, file in segment.files.items():
@@ -92,10 +92,7 @@ def download_intact_files(
 def require_disk_budget(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
-    """Raise OutOfBudget if a segment does not fit within the disk budget.
-
-    :param other_remedy: appended to the hint.
-    """
+    """Raise OutOfBudget if a segment does not fit. other_remedy: appended to the hint."""
     needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
     if needed > budget:
@@ -154,8 +151,6 @@ def _epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEn
 def verify_control_logs(
     tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
-    """Return the problems in the order of the partitions."""
-
     def verify_one(partition: TopicPartition) -> list[SegmentProblem]:
         found = verify_control_log(tier, partition)
         on_partition()
@@ -166,7 +161,6 @@ def verify_control_logs(
 
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
-    """Return the problems of one control log and its cleaner offsets. Raises StoreError."""
     log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
 
@@ -207,7 +201,6 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
 
 
 def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield violations of order, log's end and acquired compactor epochs."""
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
@@ -219,7 +212,7 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield the live segments that end after the cleaner offset of their compactor epoch, lowered when the broker's log was truncated."""
+    """Yield live segments that end after the cleaner offset of their compactor epoch, lowered when the broker's log was truncated."""
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
         if epoch is not None and not offsets.has_epoch_cleaned_below(state.vector, epoch, segment.end_offset + 1):
@@ -227,7 +220,6 @@ def uncleaned_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield gaps, overlaps, segments that are live twice, and live segments whose deletion has begun."""
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -240,7 +232,6 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def open_round_problems(state: PartitionState) -> Iterator[str]:
-    """Yield the reason why the open round can only be undone, if there is one."""
     if state.intent and (reason := ordering.round_resumption_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
@@ -248,8 +239,8 @@ def open_round_problems(state: PartitionState) -> Iterator[str]:
 def _snapshot_problems(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, description, object key). ``snapshot`` is an error: it differs from what the log's records fold to. ``left-over`` is a
-    note: a newer snapshot has replaced it.
+    """Yield (kind, description, object key). ``snapshot`` is an error: it differs from the folded log. ``left-over`` is a note: a newer
+    snapshot has replaced it.
     """
     for slot in snapshot_slots:
         key = f"{log.prefix}/snapshot/{slot:020d}.json"
@@ -272,9 +263,7 @@ def _snapshot_problems(
 
 
 def differing_field(stored: PartitionState, folded: PartitionState) -> str:
-    """Return the first field in which two states differ; empty if they are equal. Only a state from a snapshot has store times, which are
-    not compared.
-    """
+    """First field in which two states differ; empty if none. Only a state from a snapshot has store times, which are not compared."""
     one, two = (_state_without_store_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
 
@@ -298,7 +287,6 @@ def _list_slots(tier: Tier, key_prefix: str) -> list[int]:
 
 
 def verify_catalog(tier: Tier) -> list[SegmentProblem]:
-    """Return a problem if the tier-wide log, which names the partitions, cannot be read to its end."""
     try:
         tier.identity.require_root_not_foreign()
         tier.catalog.refresh_and_check_gaps()
@@ -308,7 +296,6 @@ def verify_catalog(tier: Tier) -> list[SegmentProblem]:
 
 
 def stale_upload_notes(tier: Tier) -> list[SegmentProblem]:
-    """Note unfinished uploads that are too old to be in progress, or that the store does not allow listing uploads."""
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
@@ -322,11 +309,10 @@ def stale_upload_notes(tier: Tier) -> list[SegmentProblem]:
 def verify_partition(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, compares_batch_digest_sums: bool = False
 ) -> list[SegmentProblem]:
-    """Return all problems and notes of one partition. Corrupt data is reported, not raised.
+    """All problems and notes of one partition. Corrupt data is reported, not raised.
 
-    :param compares_batch_digest_sums: also compare each segment's batches with the sum recorded when it was written.
+    :param compares_batch_digest_sums: also compare batches with the sum recorded when the segment was written.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
-    :raises StoreError: if the store fails.
     """
     log = tier.open_partition_log(partition)
     try:
@@ -368,7 +354,7 @@ class _SegmentVerifier(NamedTuple):
     balance_key: BalanceDigestKey | None
 
     def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
-        """Return the problems, and the last offset of the batches (-1: none; the recorded one if the log cannot be read)."""
+        """Problems, and the last offset of the batches (-1: none; the recorded one if the log cannot be read)."""
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
         found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
@@ -419,7 +405,6 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
 
 
 def _digest_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceDigestKey | None) -> str:
-    """Return no mismatch without a key or a recorded sum."""
     if key is None or segment.content is None:
         return ""
     held = segment_digest_sum(source.buf, key)

@@ -46,11 +46,7 @@ MOST_SPANS = 240
 
 
 def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
-    """Return the data for the drawing of a partition's offset range.
-
-    :param segments: live segments, ascending.
-    :param history: None if only a summary of the control log is known.
-    """
+    """segments: live, ascending. history: None if only a summary of the control log is known."""
     replaced = history.replaced if history else ()
     end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
     start = min([status.start_offset, *(each.start_offset for each in replaced)])
@@ -113,16 +109,12 @@ def _segment_spans(
 
 
 def latest_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedSegmentRange]:
-    """Return the offset ranges that the latest published round skipped. Rounds that were undone do not count.
-
-    :param runs: oldest first.
-    """
+    """Offset ranges that the latest published round skipped. runs: oldest first; undone ones do not count."""
     last = next((run for run in reversed(runs) if run.is_still_published), None)
     return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
 
 
 def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> Iterable[LeaderEpochSpan]:
-    """Yield the leader epochs that overlap the axis, each cut to it. ``end`` is exclusive."""
     bounds = [(entry.epoch, entry.start_offset) for entry in lineage]
     for (epoch, low), (_, high) in pairwise([*bounds, (-1, end)]):
         if max(low, start) < min(high, end):
@@ -130,13 +122,12 @@ def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> 
 
 
 def offset_position_percent(axis: OffsetAxis, offset: int) -> float:
-    """Return the position of an offset: 0 at the start offset, 100 at the end offset."""
     width = axis.end_offset - axis.start_offset
     return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
 
 
 def offset_axis_ticks(axis: OffsetAxis) -> list[int]:
-    """Return a few round offsets, none within 4 percent of an end."""
+    """Few round offsets, none within 4 percent of an end."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
         return []
@@ -157,8 +148,6 @@ MOST_PER_PAGE = 1_000
 
 
 class ListedPartitionEntry(Protocol):
-    """Partition with the values by which the list is sorted and filtered."""
-
     @property
     def name(self) -> str: ...
     @property
@@ -171,7 +160,7 @@ SortKey = Callable[[ItemT], tuple[object, ...]]
 
 @dataclass(frozen=True)
 class PartitionListQuery:
-    """Search, filter, order and page of a list. An empty text, or None for ``descending``, stands for the default."""
+    """Search, filter, order and page. An empty text, or None for ``descending``, stands for the default."""
 
     search: str = ""
     condition: str = ""
@@ -195,7 +184,6 @@ class PartitionListQuery:
 
 
 def parse_list_query(query: str) -> PartitionListQuery:
-    """Unknown parameters and invalid values are ignored."""
     values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
     return PartitionListQuery(
         search=values.get("q", "").strip()[:300],
@@ -208,14 +196,11 @@ def parse_list_query(query: str) -> PartitionListQuery:
 
 
 def _parse_positive_number(text: str, default: int) -> int:
-    """Return the default for anything but a positive whole number of at most nine digits."""
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else default
 
 
 @dataclass(frozen=True)
 class PartitionListColumn(Generic[ItemT]):
-    """A column by which the list can be sorted. descending: the default."""
-
     key: SortKey[ItemT]
     descending: bool = False
 
@@ -223,10 +208,7 @@ class PartitionListColumn(Generic[ItemT]):
 def list_partitions_page(
     items: Sequence[ItemT], query: PartitionListQuery, columns: Mapping[str, PartitionListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
 ) -> PartitionListPage[RowT]:
-    """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
-
-    :param columns: by name. The first one is the default.
-    """
+    """Page of the list, or the last page if the list has fewer. The first of ``columns`` is the default."""
     sort = query.sort if query.sort in columns else next(iter(columns))
     condition = query.condition if query.condition in set(PartitionCondition) else ""
     wanted = query.search.lower()
@@ -258,14 +240,12 @@ ASSETS = {"page.css": "text/css; charset=utf-8", "page.js": "text/javascript; ch
 
 @cache
 def read_static_file(name: str) -> bytes:
-    """Raises KeyError if the name is not in ASSETS."""
     if name not in ASSETS:
         raise KeyError(name)
     return (resources.files("compactor.web") / "static" / name).read_bytes()
 
 
 def render_template(template: str, **values: Any) -> bytes:
-    """Return a page as HTML in UTF-8."""
     return _jinja_template_environment().get_template(template).render(**values).encode()
 
 
@@ -300,7 +280,7 @@ def _jinja_template_environment() -> Environment:
 
 
 def asset_url(name: str) -> str:
-    """Return a URL with a digest of the file's content, so that browsers may cache it forever."""
+    """URL with a digest of the content, so that browsers may cache it forever."""
     return f"static/{name}?v={hashlib.sha256(read_static_file(name)).hexdigest()[:12]}"
 
 
@@ -319,7 +299,6 @@ def _format_usd(amount: float) -> str:
 
 
 def _svg_line_chart_points(values: Sequence[int]) -> str:
-    """Return an SVG polyline in a box of 100 by 30, with the largest value at the top."""
     most, steps = max(values, default=0) or 1, max(1, len(values) - 1)
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
@@ -344,8 +323,6 @@ THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
-    """HTTP response. kind: content type."""
-
     code: HTTPStatus
     kind: str
     body: bytes
@@ -353,7 +330,7 @@ class HttpResponse(NamedTuple):
 
 
 class ServicePages(Protocol):
-    """The pages, health and metrics of one kind of service. No method makes a request to the store."""
+    """Pages, health and metrics of a service. No method makes a request to the store."""
 
     template: ClassVar[str]
     """Template of the first page, which shows ``status_page_document``."""
@@ -364,21 +341,17 @@ class ServicePages(Protocol):
 
     def health_status(self) -> ServiceStatus: ...
 
-    def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return Prometheus' text format, optionally with metrics repeated under Kafka's names."""
+    def metrics_text(self, *, with_kafka_names: bool) -> bytes: ...
 
-    def status_page_document(self, query: PartitionListQuery) -> StrictFrozenModel:
-        """Return the first page, with the partitions that ``query`` selects."""
+    def status_page_document(self, query: PartitionListQuery) -> StrictFrozenModel: ...
 
-    def topics_document(self) -> StrictFrozenModel | None:
-        """Return the page of topics, or None if the service has none."""
+    def topics_document(self) -> StrictFrozenModel | None: ...
 
-    def partition_document(self, partition: TopicPartition) -> StrictFrozenModel | None:
-        """Return None for an unknown partition."""
+    def partition_document(self, partition: TopicPartition) -> StrictFrozenModel | None: ...
 
 
 class RequestRouter:
-    """Maps the path of an HTTP request to a page of the service.
+    """Maps the path of an HTTP request to a page.
 
     :param ms_since_loop_turn: age of the service loop's last iteration.
     :param interval_ms: /healthz fails if no iteration was completed for this time plus SILENT_MS.
@@ -390,10 +363,6 @@ class RequestRouter:
         self._limit_ms = interval_ms + SILENT_MS
 
     def respond_to_request(self, target: str) -> HttpResponse:
-        """Answer a GET request.
-
-        :param target: path with its query string.
-        """
         path, _, query = target.partition("?")
         if path == "/":
             return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_list_query(query)))
@@ -425,21 +394,20 @@ class RequestRouter:
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 
     def _liveness_response(self) -> HttpResponse:
-        """200 while the service's main loop runs, 503 if its last iteration is too long ago."""
+        """200 while the main loop runs, 503 if its last iteration is too long ago."""
         silent = self._silent_ms()
         if silent > self._limit_ms:
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")
         return text_response(HTTPStatus.OK, "ok")
 
     def _readiness_response(self) -> HttpResponse:
-        """200 if the service can work; 503 with the reason if it cannot, is starting or is stopping."""
+        """200 if the service can work; 503 with the reason if not."""
         health = self._pages.health_status()
         if health.ready:
             return text_response(HTTPStatus.OK, "ok")
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
     def _find_partition_document(self, partition_name: str) -> StrictFrozenModel | None:
-        """Return None for an unknown or invalid name, which is URL-quoted."""
         try:
             return self._pages.partition_document(TopicPartition.parse_partition_store_prefix(unquote(partition_name)))
         except UsageError:

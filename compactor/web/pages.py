@@ -92,11 +92,7 @@ def service_status_document(
     running_jobs: Sequence[RunningJobProgress],
     due_partitions: int,
 ) -> ServiceStatusDocument[TotalsT, RowT]:
-    """Return the document of a service's first page.
-
-    :param partitions: list entries, from which ``query`` selects those to show.
-    :param needs_attention: the failing partitions to show; ``totals.attention_partitions`` counts all of them.
-    """
+    """Document of a service's first page. ``totals.attention_partitions`` counts all of ``needs_attention``, of which some are shown."""
     counts = Counter(each.condition for each in partitions)
     return document_class(
         kind=kind,
@@ -125,17 +121,14 @@ def service_status_document(
 
 
 def partition_command(verb: str, partition: TopicPartition, config_path: str) -> str:
-    """Return a command line about a partition, for people to copy."""
     return f"tiered-compactor {verb} {partition}" + (f" --config {shlex.quote(config_path)}" if config_path else "")
 
 
 def service_verdict(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, running_jobs: int, due_partitions: int
 ) -> ServiceVerdict:
-    """Return the service's condition at a glance.
-
-    :param ready: whether the latest scan for work succeeded.
-    :param problem: why the service cannot work, or an empty string.
+    """Service's condition at a glance. ready: whether the latest scan for work succeeded. problem: why the service cannot work; may be
+    empty.
     """
     level, text, detail = _verdict_parts(
         ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
@@ -146,7 +139,6 @@ def service_verdict(
 
 
 def _verdict_parts(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:
-    """Leave the detail empty for levels that need no reason."""
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
     if problem:
@@ -194,9 +186,7 @@ def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourlyS
 
 
 def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
-    """Return when all due rounds will be done at the speed of this process's rounds so far; None if nothing is due, or this process has
-    finished no round.
-    """
+    """Time when all due rounds will be done at this process's speed; None if nothing is due, or it has finished no round."""
     totals, key = status.totals, (DaemonAction.ROUND.value, RoundStatus.CLEANED.value)
     seconds = totals.durations[key].total if key in totals.durations else 0.0
     if not due_bytes or not seconds or not totals.round_bytes_read:
@@ -220,17 +210,14 @@ class _DaemonPartitionEntry:
 
     @property
     def dirty_ratio(self) -> float:
-        """-1 if the partition was not polled yet."""
         return self.schedule.status.dirty_ratio if self.schedule.status else -1.0
 
     @property
     def live_bytes(self) -> int:
-        """-1 if the partition was not polled yet."""
         return self.schedule.status.bytes if self.schedule.status else -1
 
     @property
     def last_round_ended_ms(self) -> int:
-        """-1 if there was no round."""
         seen = self.schedule.status
         return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
 
@@ -256,9 +243,9 @@ PARTITION_COLUMNS: dict[str, PartitionListColumn[_DaemonPartitionEntry]] = {
 
 @dataclass(frozen=True)
 class DaemonPages:
-    """Pages of a daemon. ``details`` returns None if the tier does not hold the partition.
+    """Pages of a daemon.
 
-    config: path of the configuration file, for the commands that pages show.
+    config: path of the configuration file, for commands on pages.
     runbook_url: empty for the runbook in the documentation.
     """
 
@@ -311,7 +298,6 @@ class DaemonPages:
         return topics_document(self.status(), self.cleaner_settings_for_topic)
 
     def partition_document(self, partition: TopicPartition) -> DaemonPartitionPageDocument | None:
-        """Return None if the tier does not hold the partition."""
         found = self.details(partition)
         if found is None:
             return None
@@ -379,7 +365,6 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
 
 
 def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
-    """Return at most MOST_RECENT_ROUNDS, newest first."""
     found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
@@ -437,7 +422,7 @@ def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgre
 def _describe_partition_condition(
     condition: PartitionCondition, status: PartitionStatus | None, verdict: PartitionVerdict | None, now_ms: int
 ) -> str:
-    """Return text such as ``Clean, 33.8 MiB in grace until 18:51 UTC`` or ``Waiting until 18:51 UTC``."""
+    """Text such as ``Clean, 33.8 MiB in grace until 18:51 UTC`` or ``Waiting until 18:51 UTC``."""
     if verdict is not None and verdict.kind is VerdictKind.WAITING and condition is not PartitionCondition.WORKING:
         return "Waiting" + (f" until {format_clock_time(verdict.until_ms, now_ms)}" if verdict.until_ms else "")
     if verdict is not None and verdict.is_blocked:
@@ -482,7 +467,7 @@ def _round_outcome(last: LastRoundSummary) -> RoundOutcome:
 
 
 def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntryWithCosts:
-    """Cost and saving are None if the store costs nothing, or the round's sizes were not recorded."""
+    """Cost and saving are None if the store costs nothing, or sizes were not recorded."""
 
     def statistic(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None
@@ -553,8 +538,6 @@ UPLOAD_COLUMNS: dict[str, PartitionListColumn[_LedPartition]] = {
 
 @dataclass(frozen=True)
 class AgentPages:
-    """Pages of an agent (uploader on a broker)."""
-
     status: Callable[[], AgentStatus]
     config: str = ""
     runbook_url: str = ""
@@ -566,11 +549,10 @@ class AgentPages:
         return self.status()
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Kafka has no names for these metrics, so ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
     def status_page_document(self, query: PartitionListQuery) -> ServiceStatusDocument[AgentTotals, PartitionUploadRow]:
-        """The list has the partitions that this broker leads."""
+        """Lists the partitions that this broker leads."""
         status = self.status()
         led = [_led_entry(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
@@ -596,11 +578,9 @@ class AgentPages:
             due_partitions=sum(each.condition is PartitionCondition.DUE for each in led),
         )
 
-    def topics_document(self) -> None:
-        """An agent has no page of topics."""
+    def topics_document(self) -> None: ...
 
     def partition_document(self, partition: TopicPartition) -> PartitionUploadDocument | None:
-        """Return None if the partition is in no log directory of the broker."""
         status = self.status()
         upload_state = next((upload_state for upload_state in status.upload_states if upload_state.partition == partition), None)
         if upload_state is None:

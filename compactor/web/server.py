@@ -1,7 +1,7 @@
-"""HTTP server for the pages. It only answers GET and HEAD requests, each in a thread of its own.
+"""HTTP server for the pages: GET and HEAD requests, each in a thread of its own.
 
-A page of another site can let a browser ask for these pages under the other site's name (DNS rebinding). So they are shown under
-configured names only; health and metrics under any name, for probes and Prometheus.
+A page of another site can let a browser ask for these pages under the other site's name (DNS rebinding). So they are shown under configured
+names only; health and metrics under any name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNDER_ANY_NAME = ("/metrics", "/healthz", "/readyz")
 
 
 def is_host_known(host: str, host_names: Collection[str]) -> bool:
-    """Return whether the Host header, with or without a port, is an IP address, localhost or one of ``host_names``."""
+    """Return whether the Host header is an IP address, localhost or one of ``host_names``."""
     name, colon, port = host.strip().rpartition(":")
     if not colon or not port.isdigit():
         name = host.strip()
@@ -54,14 +54,14 @@ class HttpResponder(Protocol):
     """Source of responses (``RequestRouter``)."""
 
     def respond_to_request(self, target: str) -> HttpResponse:
-        """Return the response to a GET request. ``target``: path with its query string."""
+        """target: path with its query string."""
 
 
 @contextmanager
 def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen", host_names: Collection[str] = ()) -> Iterator[str]:
-    """Serve the pages while the block runs, and yield the address (host and port). Port 0 in ``listen`` stands for any free port.
+    """Serve the pages while the block runs, and yield the address. Port 0 in ``listen`` stands for any free port.
 
-    :param setting_name: the setting that ``listen`` comes from, for messages.
+    :param setting_name: the setting of ``listen``, for messages.
     :param host_names: further names under which the pages are shown.
     :raises UsageError: if the address cannot be used.
     """

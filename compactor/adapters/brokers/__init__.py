@@ -1,1 +1,1 @@
-"""Kafka clusters that tier by themselves: their metadata topic, their admin requests, the layouts of their remote storage managers."""
+"""Kafka clusters that tier by themselves."""

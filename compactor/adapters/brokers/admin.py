@@ -1,6 +1,5 @@
-"""Facts about a Kafka cluster: brokers, topic ids, leaders, offsets, settings with their source, permissions.
-
-If the user lacks a permission, the answer contains a MissingPermission and the fact is absent; it is never guessed.
+"""Facts about a Kafka cluster. If the user lacks a permission, the answer contains a MissingPermission and the fact is absent; it is never
+guessed.
 """
 
 from __future__ import annotations
@@ -37,16 +36,13 @@ OLDER = "3.7"
 
 
 def minor_version(level: int) -> str:
-    """Minor version whose releases support this level of ``metadata.version`` at most; OLDER before 3.8, NEWEST_TESTED also for
-    later ones (``is_newer_than_tested``).
-    """
+    """Minor version whose releases support this level of ``metadata.version`` at most; OLDER before 3.8, NEWEST_TESTED for later ones."""
     if level < TESTED_MINORS[OLDEST_TESTED]:
         return OLDER
     return next((minor for minor, highest in TESTED_MINORS.items() if level <= highest), NEWEST_TESTED)
 
 
 def is_newer_than_tested(level: int) -> bool:
-    """Return whether this level of ``metadata.version`` is later than all tested minor versions."""
     return level > TESTED_MINORS[NEWEST_TESTED]
 
 
@@ -62,17 +58,15 @@ _REQUEST_VERSIONS = (4, 3)
 
 @dataclass(frozen=True)
 class BrokerFeatures:
-    """Levels of a broker's features (KIP-584) by name: the highest supported, and those in force in the cluster. Absent features are
-    missing.
-    """
+    """Levels of a broker's features (KIP-584) by name: the highest supported, and those in force in the cluster."""
 
     supported: Mapping[str, int] = field(default_factory=dict)
     finalized: Mapping[str, int] = field(default_factory=dict)
 
 
 def query_broker_features(connection: KafkaConnection, host: str, port: int) -> BrokerFeatures:
-    """Ask one broker for its features by ApiVersions, which brokers answer before any login (KIP-152); none if it does not answer, or if
-    TLS needs properties that only librdkafka reads.
+    """Ask one broker for its features by ApiVersions, before any login (KIP-152); none if it does not answer, or if TLS needs properties
+    that only librdkafka reads.
     """
     try:
         with socket.create_connection((host, port), min(_TIMEOUT_S, connection.timeout_s)) as plain:
@@ -151,16 +145,12 @@ OffsetAndTimestampMs = tuple[int, int]
 
 @dataclass(frozen=True)
 class KafkaSetting:
-    """A setting's value and its source: topic, broker, cluster, static (server.properties) or default."""
-
     value: str
     source: str
 
 
 @dataclass(frozen=True)
 class MissingPermission:
-    """A Kafka permission that this user lacks, and what it is needed for."""
-
     resource: str
     operation: str
     needed_for: str
@@ -172,12 +162,12 @@ class MissingPermission:
 
 @dataclass(frozen=True)
 class BrokerDescription:
-    """A broker's id, address and version.
+    """Identity, version and tiering features of a broker.
 
     version: major and minor by the level of ``metadata.version``, empty if unknown. If the broker reports none, by its settings: Kafka 3
         has inter.broker.protocol.version, Kafka 4 is the version of the newest known setting ("4", "4.3" or "4.4").
     takes_last_tiered: whether new replicas begin at the newest tiered segment (KIP-1023).
-    metadata_version: highest supported level of ``metadata.version``, -1 if unknown.
+    metadata_version: highest supported level, -1 if unknown.
     metadata_topic_version: level of ``remote.log.metadata.version`` in force (KIP-1266), 0 if there is none.
     metadata_manager: class that keeps the metadata of remote segments; empty if unknown.
     """
@@ -220,14 +210,13 @@ class TopicDescription:
     missing_rights: tuple[MissingPermission, ...] = ()
 
     def topic_level_settings(self) -> Mapping[str, str]:
-        """Settings that are set on the topic itself. They take precedence over this program's configuration."""
+        """Settings of the topic itself. They take precedence over this program's configuration."""
         return {name: setting.value for name, setting in self.settings.items() if setting.source == "topic"}
 
 
 class KafkaAdmin:
-    """Kafka admin client. All of its requests but ``delete_records`` only read. Connects on first use.
-
-    All methods raise Unavailable, and Refused (TLS, login, no such topic, no permission to describe it).
+    """Kafka admin client. All requests but ``delete_records`` only read. All methods raise Unavailable, and Refused (TLS, login, no such
+    topic, no permission).
     """
 
     def __init__(self, connection: KafkaConnection) -> None:
@@ -237,7 +226,7 @@ class KafkaAdmin:
         self._broker_answers: dict[int, tuple[Mapping[str, KafkaSetting], BrokerFeatures]] = {}
 
     def cluster_id(self) -> str:
-        """Cluster id. One broker's answer suffices, so that a broker that has just died does not matter."""
+        """Cluster id. One broker's answer suffices, even if another has just died."""
         return self._session.request_cluster_metadata("ask for the cluster id").cluster_id or self.describe_cluster().cluster_id
 
     def describe_cluster(self) -> ClusterDescription:
@@ -261,7 +250,6 @@ class KafkaAdmin:
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
     def describe_topics(self, topics: Sequence[str], *, reports_missing_append_permission: bool = False) -> dict[str, TopicDescription]:
-        """Return partitions, offsets, settings and missing permissions (on request also of appending) by topic name."""
         if not topics:
             return {}
         kafka = load_confluent_kafka()
@@ -284,7 +272,7 @@ class KafkaAdmin:
         }
 
     def read_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
-        """Settings by topic name, or Refused for a topic whose settings this user may not read."""
+        """Settings by topic name, or Refused for a topic whose settings may not be read."""
         try:
             return dict(self._request_settings_of_resources("TOPIC", topics))
         except Refused as error:
@@ -297,7 +285,7 @@ class KafkaAdmin:
         return self.describe_topics([TOPIC], reports_missing_append_permission=reports_missing_append_permission)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
-        """Ask the leader for its log start offset; 0 if the topic is gone. Raises Unavailable if it exists and no leader answers."""
+        """Leader's log start offset; 0 if the topic is gone. Raises Unavailable if it exists and no leader answers."""
         kafka = load_confluent_kafka()
         wanted = kafka.TopicPartition(topic, partition)
         try:
@@ -312,7 +300,7 @@ class KafkaAdmin:
         return offset
 
     def offsets_at_times(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return offset and timestamp of the first record at or after the given timestamp, if there is one and the leader answers."""
+        """First record at or after each timestamp, if there is one and the leader answers."""
         if not timestamps_ms:
             return {}
         kafka, admin, timeout = load_confluent_kafka(), self._session.client, self._timeout_s
@@ -321,8 +309,8 @@ class KafkaAdmin:
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
-        """Ask the leader to delete the records below an offset, and return its new log start offset. Raises UsageError if the offset lies
-        beyond the log's end.
+        """Delete the records below an offset, and return the new log start offset. Raises UsageError if the offset lies beyond the log's
+        end.
         """
         admin, timeout = self._session.client, self._timeout_s
         wanted = load_confluent_kafka().TopicPartition(topic, partition, before_offset)
@@ -362,7 +350,7 @@ class KafkaAdmin:
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
     def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, PartitionLeaderAndOffsets]:
-        """Partitions whose leader does not answer are left out; the field ``leader`` is not set."""
+        """Partitions whose leader does not answer are left out; ``leader`` is not set."""
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
         wanted = [kafka.TopicPartition(name, number) for name, numbers in partitions.items() for number in numbers]
@@ -392,7 +380,6 @@ class KafkaAdmin:
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
     def _request_settings_of_resources(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
-        """Return those in TOPIC_SETTINGS for ``TOPIC``, all for ``BROKER``."""
         kafka = load_confluent_kafka()
         resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in resource_names]
         admin = self._session.client
@@ -403,12 +390,11 @@ class KafkaAdmin:
 
 
 def kafka_tool_command(tool: str, arguments: str, bootstrap_servers: str = "") -> str:
-    """Return a command line of one of Kafka's tools, for people to copy."""
+    """Command line of one of Kafka's tools, for people to copy."""
     return f"{tool} --bootstrap-server {bootstrap_servers or 'HOST:PORT'} {arguments}"
 
 
 def topic_settings_command(topic: str, values: Mapping[str, str], bootstrap_servers: str = "") -> str:
-    """Command line that sets several settings of a topic at once."""
     changes = ",".join(f"{name}={value}" for name, value in values.items())
     return kafka_tool_command("kafka-configs", f"--alter --topic {topic} --add-config {changes}", bootstrap_servers)
 

@@ -1,5 +1,4 @@
-"""Segment metadata of one partition, folded as brokers do (Kafka's RemoteLogMetadataCache and RemoteLogLeaderEpochState, 3.7 to 4.x), and
-its local persistence.
+"""Segment metadata of one partition, folded as brokers do (Kafka's RemoteLogMetadataCache and RemoteLogLeaderEpochState, 3.7 to 4.x).
 
 Records are applied in order, each once (``applied`` is the offset of the last one). A record that brokers drop with a log line results in a
 finding; a record at which a broker's consumer stops raises BadData.
@@ -38,8 +37,6 @@ MAX_FINISHED_IDS = 4096
 
 
 class SuspiciousRecordFindingKind(StrEnum):
-    """Kinds of metadata records that brokers ignore or should not have received."""
-
     DROPPED_TRANSITION = "dropped-transition"
     """An ERROR line in every broker's log, again at every replay."""
     UNKNOWN_SEGMENT = "unknown-segment"
@@ -49,9 +46,7 @@ class SuspiciousRecordFindingKind(StrEnum):
 
 
 class SuspiciousRecordFinding(NamedTuple):
-    """Metadata record that brokers ignored or that should not have been written. ``offset`` is in the metadata topic; ``segment_id`` has 16
-    bytes.
-    """
+    """Metadata record that brokers ignored or that should not have been written. ``offset`` is in the metadata topic."""
 
     kind: SuspiciousRecordFindingKind
     partition: TopicIdPartition
@@ -67,7 +62,7 @@ class SuspiciousRecordFinding(NamedTuple):
 class LeaderEpochSegments:
     """Segments of one leader epoch (Kafka's RemoteLogLeaderEpochState).
 
-    starts, ids: start offsets within this epoch, ascending, and ids (16 bytes) of readable segments.
+    starts, ids: of readable segments, ascending by start offset within this epoch.
     unreferenced: ids of segments that no lookup finds.
     highest: largest offset tiered in this epoch.
     """
@@ -79,7 +74,7 @@ class LeaderEpochSegments:
         self.highest: int | None = None
 
     def segment_at(self, offset: int) -> bytes | None:
-        """Readable segment with the largest start at or below ``offset``, or None."""
+        """Readable segment with the largest start at or below ``offset``."""
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
 
@@ -87,9 +82,7 @@ class LeaderEpochSegments:
         self.unreferenced[raw_id] = None
 
     def apply_copy_finished(self, start_offset_in_epoch: int, raw_id: bytes, last_offset_in_epoch: int) -> None:
-        """Make a segment readable up to ``last_offset_in_epoch`` (inclusive). If it reaches the epoch's highest offset, all that begin at
-        or after its start become unreferenced.
-        """
+        """Make a segment readable. If it reaches the epoch's highest offset, all that begin at or after its start become unreferenced."""
         while (
             self.starts and self.starts[-1] >= start_offset_in_epoch and self.highest is not None and self.highest <= last_offset_in_epoch
         ):
@@ -106,7 +99,6 @@ class LeaderEpochSegments:
             self.highest = last_offset_in_epoch
 
     def apply_delete_started(self, start_offset_in_epoch: int, raw_id: bytes) -> None:
-        """Make a segment unreadable."""
         at = bisect_left(self.starts, start_offset_in_epoch)
         if at < len(self.starts) and self.starts[at] == start_offset_in_epoch and self.ids[at] == raw_id:
             del self.starts[at], self.ids[at]
@@ -123,7 +115,7 @@ class LeaderEpochSegments:
 
 
 class RemoteLogMetadataCache:
-    """Segments of one partition by id (16 bytes) and by leader epoch, computed from metadata records."""
+    """Segments of one partition by id (16 bytes) and by leader epoch."""
 
     def __init__(self, partition: TopicIdPartition, segments: MutableMapping[bytes, RemoteLogSegmentMetadataRecord] | None = None) -> None:
         self.partition = partition
@@ -134,7 +126,6 @@ class RemoteLogMetadataCache:
         self.deletion: PartitionDeleteState | None = None
 
     def copy(self) -> RemoteLogMetadataCache:
-        """Return a copy to which records can be applied alone."""
         other = RemoteLogMetadataCache(self.partition)
         other.applied, other.deletion = self.applied, self.deletion
         other.segments, other.finished = dict(self.segments), dict(self.finished)
@@ -163,7 +154,7 @@ class RemoteLogMetadataCache:
         return finding
 
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
-        """Readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None."""
+        """Readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata)."""
         state = self.epochs.get(epoch)
         raw_id = state.segment_at(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
@@ -238,7 +229,7 @@ class RemoteLogMetadataCache:
 
 
 def last_offset_of_epoch(segment: RemoteLogSegmentMetadataRecord, epoch: LeaderEpoch) -> int:
-    """Last offset, inclusive, that the segment has of this leader epoch."""
+    """Last offset, inclusive, of this leader epoch in the segment."""
     for later, start in epoch_start_offsets(segment):
         if later > epoch:
             return start - 1
@@ -257,7 +248,7 @@ _SEGMENT_ENTRY = struct.Struct(">16sI")
 
 
 class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
-    """Segments by id, in the order of introduction. Each is decoded at its first access: a partition may have thousands."""
+    """Segments by id, in the order of introduction, each decoded at its first access."""
 
     def __init__(self) -> None:
         self._segments: dict[bytes, bytes | RemoteLogSegmentMetadataRecord] = {}
@@ -286,18 +277,15 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
         return len(self._segments)
 
     def encoded_segments(self) -> dict[bytes, bytes]:
-        """Return all segments in encoded form by id."""
         return {
             raw_id: held if isinstance(held, bytes) else encode_unframed_segment_metadata(held) for raw_id, held in self._segments.items()
         }
 
     def store_encoded_segment(self, raw_id: bytes, data: bytes) -> None:
-        """Store an encoded segment."""
         self._segments[raw_id] = data
 
 
 def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[SuspiciousRecordFinding]) -> bytes:
-    """Encode the folded segments and findings of a user partition for local storage."""
     segments = cache.segments
     held = (
         segments.encoded_segments()
@@ -320,7 +308,6 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Suspic
 
 
 def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[SuspiciousRecordFinding]]:
-    """Decode the folded segments and findings of a user partition. Raises ValueError or struct.error if the bytes are corrupt."""
     cache = RemoteLogMetadataCache(partition, LazilyDecodedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
     cache.deletion = _DELETE_STATES[deletion]
@@ -378,7 +365,7 @@ _NUMBER = struct.Struct(">i")
 
 
 class PersistedStateLost(Exception):
-    """Raised if local state was deleted or replaced, so that everything has to be folded again."""
+    """Raised if local state was lost, so that everything has to be folded again."""
 
 
 @dataclass(frozen=True)
@@ -400,18 +387,17 @@ class FoldPosition:
     compactor_records: RecordCountsByMinute = ()
 
     def to_json(self) -> bytes:
-        """Position as JSON in UTF-8."""
         return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.compactor_records]).encode()
 
     @staticmethod
     def from_json(data: bytes) -> FoldPosition:
-        """Parse a position. Raises ValueError or TypeError if it is corrupt."""
+        """Raises ValueError or TypeError if the position is corrupt."""
         position, last, digest, missing, stopped, ours = json.loads(data)
         return FoldPosition(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
 
 
 class TieredPartitionSegmentCounts(NamedTuple):
-    """A user partition and its numbers of segments. applied: offset of the last record about it."""
+    """Numbers of segments. applied: offset of the partition's last record."""
 
     partition: TopicIdPartition
     finished: int
@@ -423,7 +409,7 @@ class TieredPartitionSegmentCounts(NamedTuple):
 
 @dataclass
 class FoldedPartitionMetadata:
-    """A user partition's folded metadata, with its newest findings and their total number."""
+    """A user partition's folded metadata. findings: the newest ones."""
 
     cache: RemoteLogMetadataCache
     findings: list[SuspiciousRecordFinding] = field(default_factory=list)
@@ -433,7 +419,7 @@ class FoldedPartitionMetadata:
     finished_bytes: int = 0
 
     def apply_record(self, record: MetadataRecord, offset: int, topic: str) -> None:
-        """Apply one record and update the counts. Raises BadData if brokers stop at it."""
+        """Raises BadData if brokers stop at the record."""
         if offset <= self.cache.applied:
             return
         segments = self.cache.segments
@@ -459,10 +445,7 @@ class FoldedPartitionMetadata:
 
 
 class FoldedMetadataStore:
-    """Store of folded user partitions and fold positions. Not thread-safe.
-
-    :param store: local state of this topic only.
-    """
+    """Store of folded user partitions and fold positions. Not thread-safe."""
 
     def __init__(self, store: LocalKeyValueStore) -> None:
         self._store = store
@@ -472,7 +455,7 @@ class FoldedMetadataStore:
         self._stored: bytes | None = None
 
     def load_fold_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
-        """Fold positions. If those stored belong to another topic or format, folding starts from the beginning."""
+        """Fold positions; none if those stored belong to another topic or format."""
         message = json.dumps([STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
         self._writable = self._store.is_writable
@@ -491,7 +474,6 @@ class FoldedMetadataStore:
         return dict(self._reached)
 
     def discard_all_folded_states(self, reason: str) -> None:
-        """Delete all stored states, so that folding starts from the beginning of the topic."""
         self._store.delete_all_entries(reason)
         self._memory.clear()
         self._reached = {}
@@ -499,7 +481,7 @@ class FoldedMetadataStore:
     def load_folded_partitions(
         self, metadata_partition: int, partitions: Sequence[TopicIdPartition]
     ) -> list[FoldedPartitionMetadata | None]:
-        """States of user partitions, None for unknown ones. Raises PersistedStateLost."""
+        """States, None for unknown partitions. Raises PersistedStateLost."""
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
@@ -518,12 +500,11 @@ class FoldedMetadataStore:
         self._write_values(values)
 
     def save_fold_position(self, metadata_partition: int, position: FoldPosition) -> None:
-        """Save a fold position, after the states of all records below it."""
+        """Called after the states of all records below it are saved."""
         self._reached[metadata_partition] = position
         self._write_values({_fold_position_key(metadata_partition): position.to_json()})
 
     def tiered_partitions(self) -> Iterator[TieredPartitionSegmentCounts]:
-        """Yield all user partitions with records, in order of topic id and partition number."""
         found = self._store.entries_with_prefix(_SUMMARY_PREFIX) | {
             key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
         }

@@ -1,8 +1,8 @@
 """Lookups of a broker in the segment metadata (Kafka's RemoteLogManager, 4.x), and the rules for records that change them
 (docs/broker-protocol.md).
 
-``lineage`` is the partition's leader epoch cache, ascending. Brokers apply records in order and cannot reject any, so every record is
-checked against the fold of all earlier ones before it is appended. A refusal begins with the name of its rule.
+``lineage`` is the partition's leader epoch cache, ascending. Brokers cannot reject a record, so each is checked against the fold of all
+earlier ones before it is appended. A refusal begins with the name of its rule.
 """
 
 from __future__ import annotations
@@ -110,8 +110,6 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
 
 
 class CopyOnWriteMetadataCache:
-    """Copy-on-write copy of a partition's folded metadata, on which records are tried."""
-
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
         self.cache = RemoteLogMetadataCache(cache.partition, _CopyOnWriteSegmentMap(cache.segments))
         self.cache.applied, self.cache.deletion = cache.applied, cache.deletion
@@ -171,9 +169,7 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
 
 
 def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
-    """Leader epochs in which lookups would briefly fail if this segment was finished (R8): brokers remove older entries before
-    they add it.
-    """
+    """Leader epochs in which lookups would briefly fail if this segment was finished (R8): brokers remove older entries first."""
     return [
         epoch
         for epoch, start in epoch_start_offsets(segment)
@@ -199,7 +195,6 @@ class HighestOffsetMarker:
     segment: RemoteLogSegmentMetadataRecord
 
     def marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
-        """Records that introduce, finish and delete the marker."""
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
         updates = [
@@ -212,9 +207,8 @@ class HighestOffsetMarker:
 def markers_before_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> list[HighestOffsetMarker]:
-    """Permitted markers that must precede COPY_SEGMENT_FINISHED of this segment: the offset after the epoch must be tiered in a
-    later epoch of the lineage, otherwise brokers would count offsets as tiered that are not. Without one that is needed, ``record_refusal``
-    refuses the replacement.
+    """Permitted markers that must precede COPY_SEGMENT_FINISHED of this segment: the offset after the epoch must be tiered in a later epoch
+    of the lineage, otherwise brokers would count offsets as tiered that are not.
     """
     made = []
     for epoch in epochs_with_lookup_gap(cache, segment):
@@ -237,7 +231,7 @@ def markers_before_finish(
 
 
 def replacement_refusal(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> str:
-    """Return why a segment must not be introduced for those that readers find in its offset range, or an empty string.
+    """Return why a segment must not replace those that readers find in its offset range, or an empty string.
 
     It must have their offsets and leader epochs (R4), all of which begin in the first of them, no later timestamp (R7), and must not
     replace the newest segment (R8).
@@ -287,8 +281,8 @@ def source_deletion_refusal(
 def segments_within(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Other finished segments of the same log within a compacted segment's offsets: copies of a second leader, deleted with its
-    sources. Segments that an unclean election discarded belong to another log.
+    """Other finished segments of the same log within a compacted segment's offsets: copies of a second leader, deleted with its sources.
+    Segments that an unclean election discarded belong to another log.
     """
     inside = (
         one
@@ -302,7 +296,6 @@ def segments_within(
 
 
 def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence[EpochEntry]) -> bool:
-    """Return whether all records of the segment are in the log with this lineage."""
     own = [EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(segment)]
     end = segment.end_offset + 1
     return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
@@ -311,8 +304,8 @@ def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence
 def unfinished_broker_copies(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return brokers' unfinished copies that end at or below ``end_offset`` and whose offsets readers find elsewhere. Finished after a
-    round, they would bring back values whose tombstones the round has removed.
+    """Brokers' unfinished copies that end at or below ``end_offset`` and whose offsets readers find elsewhere. Finished after a round, they
+    would bring back values whose tombstones are gone.
     """
     links = chained_read_ranges(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
@@ -322,7 +315,7 @@ def unfinished_broker_copies(
 def finish_refusal(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> str:
-    """Return why COPY_SEGMENT_FINISHED must not follow the markers that this segment needs, or an empty string."""
+    """Return why COPY_SEGMENT_FINISHED must not follow this segment's markers, or an empty string."""
     trial = CopyOnWriteMetadataCache(cache)
     wanted = [
         record
@@ -347,8 +340,8 @@ def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[Ep
 
 
 def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return segments from ``end_offset`` + 1 or below that lookups do not find at their start. Repeating COPY_SEGMENT_FINISHED makes them
-    readable from there.
+    """Segments from ``end_offset`` + 1 or below that lookups do not find at their start. Repeating COPY_SEGMENT_FINISHED makes them
+    readable.
     """
     links = chained_read_ranges(segment_read_ranges(cache, lineage), lineage)
     return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
@@ -360,8 +353,8 @@ def unrecorded_broker_copies(
     compacted: Iterable[RemoteLogSegmentMetadataRecord],
     recorded_ids: Collection[str],
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return brokers' finished copies within the offsets of ``compacted`` that the control log (``recorded_ids``) lacks. Readers would find
-    values in them that compaction has removed, possibly with their tombstones.
+    """Brokers' finished copies within the offsets of ``compacted`` that the control log (``recorded_ids``) lacks. Readers would find values
+    in them that compaction has removed.
     """
     spans: list[tuple[int, int]] = []
     for one in sorted(compacted, key=lambda one: one.start_offset):
@@ -395,7 +388,6 @@ def _state_change_record(segment: RemoteLogSegmentMetadataRecord, state: Segment
 
 
 def _first_lost_offset(old_ranges: Sequence[SegmentReadRange], new_ranges: Sequence[SegmentReadRange]) -> int | None:
-    """First offset that is in ``old_ranges`` and not in ``new_ranges``."""
     at = 0
     for link in old_ranges:
         wanted = link.first
@@ -415,9 +407,7 @@ EpochWithFirstAndLastOffset = tuple[int, int, int]
 
 
 def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
-    """Segments that readers of a partition find, with the lineage of its tiered segments. Raises BadData if a segment has a
-    negative size.
-    """
+    """Segments that readers find, with the lineage of the tier. Raises BadData if a segment has a negative size."""
     lineage = lineage_from_segments(cache)
     links = tuple(chained_read_ranges(segment_read_ranges(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
@@ -426,7 +416,7 @@ def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> Bro
 
 
 def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch | None:
-    """Leader epoch of an offset, or None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
+    """Leader epoch of an offset, None if the lineage begins later (Kafka's LeaderEpochFileCache.epochForOffset)."""
     previous = None
     for entry in lineage:
         if entry.start_offset == offset:
@@ -438,7 +428,7 @@ def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch 
 
 
 def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Segment that a broker reads for each range of offsets, ascending. Offsets between two ranges have no segment."""
+    """Segment that a broker reads for each range of offsets, ascending; there may be gaps."""
     links: list[SegmentReadRange] = []
     for epoch, first, last in _epoch_offset_ranges(lineage):
         state = cache.epochs.get(epoch)
@@ -459,10 +449,10 @@ def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 
 
 def chained_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Return read ranges in which each segment occurs once and is read from its own start.
+    """Read ranges in which each segment occurs once and is read from its own start.
 
     Brokers look up each leader epoch separately: they may read a segment, another one, and the first one again. A segment that continues
-    the previous range, and holds its offsets in the same log, replaces it: both contain the same records.
+    the previous range, and holds its offsets in the same log, replaces it.
     """
     chained: list[SegmentReadRange] = []
     for link in ranges:
@@ -493,7 +483,7 @@ def _matches_lineage(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]
 
 
 def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
-    """Derive the lineage from the tier's readable segments. Epochs without tiered records are missing.
+    """Derive the lineage from the tier's readable segments.
 
     As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. An epoch's
     predecessor comes from a segment that holds both, otherwise it is the next lower epoch.
@@ -520,7 +510,7 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
 
 
 def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
-    """Offset ranges (first, last), both inclusive, between read ranges. Consumers that request them are reset."""
+    """Offset ranges, both ends inclusive, between read ranges. Consumers that request them are reset."""
     return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
@@ -532,7 +522,6 @@ def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, 
 
 
 def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[EpochWithFirstAndLastOffset]:
-    """Yield each leader epoch with its first and last offset (inclusive), ascending."""
     for at, entry in enumerate(lineage):
         last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET
         if last < entry.start_offset and at + 1 < len(lineage) and (at == 0 or lineage[at - 1].start_offset < entry.start_offset):
@@ -553,15 +542,13 @@ RECORDED_SETTINGS = ("delete.retention.ms", "min.compaction.lag.ms", "max.compac
 
 @dataclass(frozen=True)
 class ClusterPartitionLeaders:
-    """Cluster id and the leader's broker id of every partition that this user may describe and that has a leader."""
-
     cluster_id: str
     leaders: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
 class LeaderReportedLogEnd:
-    """A leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if the leader does not return it."""
+    """Leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if not returned."""
 
     leader_epoch: LeaderEpoch
     high_watermark: int
@@ -569,23 +556,18 @@ class LeaderReportedLogEnd:
 
 @dataclass(frozen=True)
 class ClusterTopicIds:
-    """A cluster's id, and its topic ids by topic name, without topics that it did not describe."""
-
     cluster_id: str
     topic_ids: Mapping[str, TopicId]
 
 
 class AgentClusterQueriesOverKafka:
-    """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use. All methods raise
-    StoreError.
-    """
+    """Client that asks a cluster for leaders, end offsets, topic ids and settings. All methods raise StoreError."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._admin = LazyKafkaAdminClient(connection)
 
     def leaders(self) -> ClusterPartitionLeaders:
-        """Leaders of all partitions, in one request."""
         reported = self._admin.request_cluster_metadata("ask who leads")
         leaders = {
             TopicPartition(topic.topic, number): partition.leader
@@ -596,7 +578,6 @@ class AgentClusterQueriesOverKafka:
         return ClusterPartitionLeaders(reported.cluster_id or "", leaders)
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Ids of those topics that exist and may be described."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
         return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids(topics))
@@ -616,17 +597,15 @@ class AgentClusterQueriesOverKafka:
         return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}
 
     def retention_ms(self, topic: str) -> int | None:
-        """Return ``retention.ms``, -1 if unlimited, None if this user may not read it."""
+        """Retention, -1 if unlimited, None if this user may not read it."""
         return self._read_topic_setting_ms(topic, "retention.ms")
 
     def delete_delay_ms(self, topic: str) -> int | None:
-        """Return ``file.delete.delay.ms``, None if this user may not read it."""
+        """Value of ``file.delete.delay.ms``, None if it may not be read."""
         return self._read_topic_setting_ms(topic, "file.delete.delay.ms")
 
     def compaction_settings(self, topics: Sequence[str]) -> dict[str, dict[str, str] | None]:
-        """Return by topic which of RECORDED_SETTINGS are set on the topic itself: none without ``compact``, None if this user may not read
-        them.
-        """
+        """RECORDED_SETTINGS that are set on each topic itself: none without ``compact``, None if they may not be read."""
         admin = KafkaAdmin(self._connection)
         try:
             found = admin.read_topic_settings(topics) if topics else {}
@@ -639,7 +618,7 @@ class AgentClusterQueriesOverKafka:
         return int(setting.value) if setting is not None else None
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderReportedLogEnd | StoreError]:
-        """Return each partition's log end, in one request per broker; an error if its leader does not answer."""
+        """Log ends, in one request per broker; an error if the leader does not answer."""
         if not partitions:
             return {}
         kafka = load_confluent_kafka()

@@ -1,4 +1,4 @@
-"""Cluster queries through the Kafka admin client (``view.ClusterQueries``), and the conditions under which readers may be switched."""
+"""Cluster queries through the Kafka admin client, and the conditions under which readers may be switched."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _open_kafka_python_client(connection: KafkaConnection) -> Iterator[Any]:
 
 
 def kafka_python_options(connection: KafkaConnection) -> dict[str, Any]:
-    """Return kafka-python's options for this connection. Raises UsageError for a TLS or login property that it does not have."""
+    """Raises UsageError for a TLS or login property that kafka-python does not have."""
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in connection.bootstrap_servers.split(",")],
         "client_id": "tiered-compactor",
@@ -122,8 +122,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterConfirmations:
-    """Statements of the configuration about a cluster. metadata_manager: a class that uses ``__remote_log_metadata`` as Kafka's does; empty
-    if none is named.
+    """Statements of the configuration about a cluster. metadata_manager: a class that uses ``__remote_log_metadata`` as Kafka's does; may
+    be empty.
     """
 
     metadata_manager: str = ""
@@ -134,7 +134,7 @@ NOTHING_CONFIRMED = ClusterConfirmations()
 
 
 class AdminClusterQueries:
-    """Cluster queries with a Kafka admin client. Topics that may not be described are left out, with one warning each."""
+    """ClusterQueries with a Kafka admin client. Topics that may not be described are left out, with one warning each."""
 
     def __init__(self, admin: KafkaAdmin, confirmed: ClusterConfirmations = NOTHING_CONFIRMED, bootstrap_servers: str = "") -> None:
         self._admin = admin
@@ -144,13 +144,12 @@ class AdminClusterQueries:
         self._reported: set[str] = set()
 
     def cluster_id(self) -> str:
-        """Kafka cluster id. Cached after the first request."""
         if not self._cluster_id:
             self._cluster_id = self._admin.cluster_id()
         return self._cluster_id
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Ask in one request, or one per topic if the cluster refuses the joint request."""
+        """Ask in one request, or one per topic if the joint request is refused."""
         try:
             facts = self._admin.describe_topics(topics)
         except (Refused, NotFound):
@@ -158,7 +157,7 @@ class AdminClusterQueries:
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
     def cluster_problem(self) -> ClusterProblem | None:
-        """Return why compaction is ruled out. If the cluster refuses to answer, the refusal is the problem."""
+        """Return why compaction is ruled out. A refusal to answer is a problem, too."""
         try:
             return find_cluster_problem(self._admin, self._confirmed, bootstrap_servers=self._servers)
         except (Refused, NotFound) as error:
@@ -215,15 +214,13 @@ ClusterProblemCause = Literal["metadata-manager", "metadata-topic", "old-brokers
 
 @dataclass(frozen=True)
 class ClusterProblem:
-    """Why nothing may be written into a cluster's metadata topic, or deleted because of what it says."""
-
     cause: ClusterProblemCause
     message: str
     hint: str
 
 
 class UnsuitableCluster(Refused):
-    """Raised if a cluster is not, or is no longer, one under which this program may write. Nothing was written."""
+    """Raised if this program may not, or no longer, write under a cluster. Nothing was written."""
 
     def __init__(self, message: str, *, hint: str = "", cause: str = "") -> None:
         super().__init__(message, hint=hint, cause=BlockedCause.BROKERS)
@@ -231,21 +228,19 @@ class UnsuitableCluster(Refused):
 
 
 class ClusterDescriptionQueries(Protocol):
-    """Requests of the checks about the cluster. Implemented by ``admin.KafkaAdmin``."""
+    """Requests of the checks about the cluster (``admin.KafkaAdmin``)."""
 
     def describe_cluster(self) -> ClusterDescription: ...
 
-    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription:
-        """Describe ``__remote_log_metadata``, on request with a missing permission to append."""
+    def describe_metadata_topic(self, *, reports_missing_append_permission: bool = False) -> TopicDescription: ...
 
-    def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
-        """Descriptions by topic name. Raises NotFound if a topic does not exist."""
+    def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]: ...
 
 
 class ClusterSettingsCheckBeforePublication:
     """Check, before each publication step, that the settings of cluster and topic permit it. Thread-safe.
 
-    The first check after a topic was created again fails, so that work on the deleted topic ends. Later ones are about the new topic.
+    The first check after a topic was created again fails, so that work on the deleted topic ends.
 
     :param max_age_s: seconds for which a passed check stays valid.
     """
@@ -269,9 +264,7 @@ class ClusterSettingsCheckBeforePublication:
         self._topic_ids: dict[str, bytes] = {}
 
     def require_suitable_cluster(self) -> None:
-        """Check the cluster. Called before each record and before objects are deleted. Raises UnsuitableCluster, and Unavailable if the
-        brokers do not answer.
-        """
+        """Raise UnsuitableCluster, or Unavailable if the brokers do not answer. Called before each record and each deletion of objects."""
         with self._lock:
             if self._is_check_due(_CLUSTER_KEY):
                 problem = find_cluster_problem(
@@ -283,9 +276,7 @@ class ClusterSettingsCheckBeforePublication:
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
 
     def require_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Check the settings of cluster and topic. Raises Refused if nothing may be written about this partition, Unavailable if the
-        brokers do not answer.
-        """
+        """Raise Refused if nothing may be written about this partition, Unavailable if the brokers do not answer."""
         self.require_suitable_cluster()
         with self._lock:
             if self._is_check_due(partition.topic):
@@ -314,16 +305,14 @@ class ClusterSettingsCheckBeforePublication:
 
 
 def topic_settings_refusal_reason(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> str:
-    """Return a message about each required setting that is missing or wrong, or an empty string. Under "compact,delete", retention.ms may
-    be finite.
-    """
+    """Message about required settings that are missing or wrong, or an empty string. Under "compact,delete", retention.ms may be finite."""
     reasons = (topic_setting_refusal_reason(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)
     return "; ".join(filter(None, reasons))
 
 
 def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_policy: str, bootstrap_servers: str = "") -> str:
-    """Command that corrects all known settings of a topic at once; empty if none is wrong. Between two commands the topic could
-    have ``delete`` and the default retention of seven days, and brokers would delete data.
+    """Command that corrects all known settings of a topic at once; empty if none is wrong. Between two commands the topic could have
+    ``delete`` and the default retention, and brokers would delete data.
     """
     wrong = {
         setting: wanted
@@ -338,7 +327,7 @@ def topic_settings_correction(topic: str, settings: Mapping[str, str], cleanup_p
 
 
 def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cleanup_policy: str) -> str:
-    """Return why the value of a required topic setting (None: unknown) rules out compaction, or an empty string."""
+    """Return why a topic setting's value (None: unknown) rules out compaction, or an empty string."""
     wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
     if value is None:
         return f"{setting} of {topic} is unknown: it must be {wanted}"
@@ -348,7 +337,6 @@ def topic_setting_refusal_reason(topic: str, setting: str, value: str | None, cl
 
 
 def cluster_settings_acl_command(bootstrap_servers: str) -> str:
-    """Command that lets a user read the brokers' settings and versions."""
     return kafka_tool_command("kafka-acls", "--add --allow-principal User:... --operation DescribeConfigs --cluster", bootstrap_servers)
 
 
@@ -359,7 +347,7 @@ def find_cluster_problem(
     reports_missing_append_permission: bool = False,
     bootstrap_servers: str = "",
 ) -> ClusterProblem | None:
-    """Return why the cluster is unsuitable. The brokers come first: with another metadata manager there need not be a metadata topic."""
+    """Return why the cluster is unsuitable. Brokers come first: with another metadata manager there need not be a metadata topic."""
     if problem := broker_problem(admin.describe_cluster().brokers, confirmed):
         return problem
     topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
@@ -369,7 +357,7 @@ def find_cluster_problem(
 
 
 def broker_problem(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> ClusterProblem | None:
-    """First problem of the brokers: their metadata manager, then versions that are too old, then untested ones."""
+    """First problem: metadata manager, then too old versions, then untested ones."""
     checks = (_metadata_manager_problem, _metadata_topic_version_problem, _old_broker_problem, _untested_broker_problem)
     return next((found for check in checks for one in brokers if (found := check(one, confirmed))), None)
 
@@ -424,7 +412,7 @@ def _untested_broker_problem(broker: BrokerDescription, confirmed: ClusterConfir
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether a broker version, like ``3.9``, is older than all tested ones; False for text that is not a version."""
+    """Return whether a version like ``3.9`` is older than all tested ones; False for other text."""
     return bool(version) and version.replace(".", "").isdigit() and _numbers(version) < _numbers(OLDEST_TESTED)
 
 

@@ -40,7 +40,7 @@ _DELETE_STATE_IDS = {state: number for number, state in enumerate(_DELETE_STATES
 
 
 def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) -> MetadataRecord:
-    """Decode the value of a metadata record. Raises BadData if it is corrupt; ``offset`` and ``topic`` are for its message."""
+    """Raises BadData if the value is corrupt; ``offset`` and ``topic`` are for its message."""
     try:
         return _decode_record_value(value)
     except _InvalidRecordValueError as error:
@@ -57,7 +57,7 @@ def decode_record(value: bytes | None, *, offset: int = -1, topic: str = TOPIC) 
 
 
 def encode_record(record: MetadataRecord) -> bytes:
-    """Encode a metadata record. Raises ValueError if ``decode_record`` would refuse it."""
+    """Raises ValueError if ``decode_record`` would refuse the record."""
     if isinstance(record, RemoteLogSegmentMetadataRecord):
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
@@ -81,7 +81,7 @@ def encode_record(record: MetadataRecord) -> bytes:
 
 
 def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> bytes:
-    """Encode a segment in any state without the metadata topic's frame: for local storage only, never for the topic."""
+    """Encode a segment without the metadata topic's frame: for local storage only."""
     nested = iter(record.nested)
     out = bytearray()
     _append_segment_id(out, record.partition, record.segment_id, next(nested, ()), next(nested, ()))
@@ -101,9 +101,7 @@ def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> 
 
 
 def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
-    """Decode a segment from local storage, and return the position after it. Raises ValueError, IndexError or struct.error if the bytes are
-    corrupt.
-    """
+    """Segment, and the position after it. Raises ValueError, IndexError or struct.error if the bytes are corrupt."""
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
     id_tags, position = _decode_tagged_fields(data, position + 16)

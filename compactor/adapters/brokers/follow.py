@@ -1,4 +1,4 @@
-"""Reader of the metadata topic that folds it into the state of each user partition and continues where the last run ended.
+"""Reader of the metadata topic that folds it and continues where the last run ended.
 
 At a start, the last folded record of each metadata partition is read again. If it is absent or different, the topic was truncated or
 created again, and everything is folded from the beginning, as after a loss of local state.
@@ -45,7 +45,7 @@ def metadata_partition(topic_id: bytes, partition: int, metadata_partition_count
 
 
 def java_objects_hash_code(hashes: tuple[int, ...]) -> int:
-    """Return java.util.Objects.hash over values with these hash codes, as 32 unsigned bits."""
+    """Value of java.util.Objects.hash, as 32 unsigned bits."""
     result = 1
     for value in hashes:
         result = (31 * result + value) & _UINT32_MASK
@@ -53,7 +53,7 @@ def java_objects_hash_code(hashes: tuple[int, ...]) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Return Kafka's murmur2 hash (org.apache.kafka.common.utils.Utils.murmur2), as 32 unsigned bits."""
+    """Kafka's murmur2 hash (org.apache.kafka.common.utils.Utils.murmur2), as 32 unsigned bits."""
     multiplier, length = 0x5BD1E995, len(data)
     mixed = 0x9747B28C ^ length
     whole = length & ~3
@@ -68,7 +68,6 @@ def murmur2(data: bytes) -> int:
 
 
 def _java_long_hash_code(eight_bytes: bytes) -> int:
-    """java.lang.Long.hashCode of 8 bytes."""
     value = int.from_bytes(eight_bytes, "big")
     return (value ^ value >> 32) & _UINT32_MASK
 
@@ -83,8 +82,8 @@ _PARTITIONS_PER_SAVE = 256
 
 
 class MetadataFoldResult(NamedTuple):
-    """Number of folded records, and of unread ones by metadata partition (without unreadable ones). refold_reason: why everything was
-    folded again, or an empty string.
+    """Number of folded records, and of unread ones by metadata partition. refold_reason: why everything was folded again, or an empty
+    string.
     """
 
     records: int
@@ -99,12 +98,11 @@ class _UnfoldedRecordChunk:
 
 
 class _FoldedRecordsLostError(Exception):
-    """Raised if records that were folded before are no longer in the topic, as after its re-creation."""
+    """Raised if folded records are no longer in the topic, as after its re-creation."""
 
 
 class FoldingMetadataTopicReader:
-    """Reader of the metadata topic that keeps the folded state of every user partition. ``topic`` and ``persisted`` are its alone.
-    Thread-safe.
+    """Reader of the metadata topic that keeps the folded state of every user partition. Thread-safe.
 
     :param chunk_records: maximum number of records read before they are folded.
     """
@@ -127,13 +125,10 @@ class FoldingMetadataTopicReader:
 
     @property
     def folded_state_version(self) -> int:
-        """Return a number that changes whenever records were folded."""
         return self._folds
 
     def fold_to_end(self, timeout_s: float) -> MetadataFoldResult:
-        """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds. Raises Unavailable, Refused or
-        NotFound.
-        """
+        """Fold the records that the topic has when the call begins. Raises Unavailable, Refused or NotFound."""
         deadline = time.monotonic() + timeout_s
         why = ""
         with self._lock:
@@ -150,8 +145,8 @@ class FoldingMetadataTopicReader:
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
     def partition_metadata_from_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
-        """Return a user partition's state after the records folded so far; None if no record names it. Raises BadData if brokers stop at a
-        record of its metadata partition, Unavailable if that cannot be read.
+        """Folded state; None if no record names the partition. Raises BadData if brokers stop at a record of its metadata partition,
+        Unavailable if that cannot be read.
         """
         name = TopicIdPartition(topic_id, "", partition)
         with self._lock:
@@ -172,29 +167,25 @@ class FoldingMetadataTopicReader:
                 ) from error
 
     def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
-        """Metadata partition of a user partition. Raises Unavailable if the topic was not read yet."""
+        """Raises Unavailable if the topic was not read yet."""
         with self._lock:
             if not self._reached:
                 raise Unavailable(f"{self._topic.name} has not been read yet")
             return metadata_partition(topic_id, partition, self._partitions)
 
     def tiered_partitions(self) -> list[TieredPartitionSegmentCounts]:
-        """Return all user partitions with records, in order of topic id and partition number."""
         with self._lock:
             return list(self._states.tiered_partitions())
 
     def fold_positions(self) -> Mapping[int, FoldPosition]:
-        """Fold position of each metadata partition."""
         with self._lock:
             return dict(self._reached)
 
     @property
     def leaderless_metadata_partitions(self) -> frozenset[int]:
-        """Metadata partitions without a leader at the last fold."""
         return self._leaderless
 
     def compactor_records_by_minute(self) -> Mapping[int, int]:
-        """Number of folded records that compactors wrote, by minute since 1970."""
         with self._lock:
             total: Counter[int] = Counter()
             for reached in self._reached.values():
@@ -313,7 +304,7 @@ class FoldingMetadataTopicReader:
     def _unfolded_records(
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
-        """Compare the record that was folded last with the stored digest. Raises _FoldedRecordsLostError if they differ."""
+        """Raises _FoldedRecordsLostError if the last folded record differs from the stored digest."""
         if metadata_partition not in self._checked:
             first = chunk.records[0] if chunk.records else None
             if first is None or first.offset != fold_position.last or _record_value_sha256_hex(first) != fold_position.digest:

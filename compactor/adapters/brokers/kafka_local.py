@@ -1,7 +1,6 @@
-"""Layout of Kafka's LocalTieredStorage: ``kafka-tiered-storage/<topic>-<partition>-<topic id>/<offset>-<segment id><suffix>`` below
-``rsm.config.dir``.
+"""Layout of Kafka's LocalTieredStorage: ``kafka-tiered-storage/<topic>-<partition>-<topic id>/<offset>-<segment id><suffix>``.
 
-Only Kafka's six kinds of files are written: LocalTieredStorage refuses to delete a directory with others (RemoteLogSegmentFileset,
+LocalTieredStorage refuses to delete a directory with other than Kafka's six kinds of files (RemoteLogSegmentFileset,
 RemoteTopicPartitionDirectory).
 """
 
@@ -57,5 +56,4 @@ class KafkaLocalLayout(OneObjectPerFileLayout):
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> KafkaLocalLayout:
-    """Layout of LocalTieredStorage (``tier.kinds.LayoutModule``)."""
     return KafkaLocalLayout(store, topic_id)

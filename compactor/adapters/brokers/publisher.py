@@ -1,7 +1,7 @@
 """Publisher for broker-managed tiers: switches readers by records in ``__remote_log_metadata`` (docs/broker-protocol.md).
 
-The next record is always derived from the folded topic, never from memory, so that a compactor that takes over after a crash continues
-where the other one stopped. Every record is checked by the rules in ``chain``, and read back afterwards.
+The next record is always derived from the folded topic, never from memory, so that another compactor can continue after a crash. Every
+record is checked by the rules in ``chain``, and read back.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 class _ReaderSwitchOutcome(Enum):
     """Outcome of switching readers to one group's new segment.
 
-    CUT_OFF: the new segment was withdrawn, and with it those of the following groups.
-    EXPIRED: brokers have expired all of the group's sources, so that the following groups may still be switched.
+    CUT_OFF: the new segment was withdrawn, and those of the following groups.
+    EXPIRED: brokers have expired all of the group's sources; the following groups may still be switched.
     """
 
     SWITCHED = 1
@@ -57,7 +57,6 @@ class MetadataTopicSegmentPublisher:
 
     :param require_allowed: raises Refused if a partition's readers may not be switched. Called before each step.
     :param require_suitable_cluster: raises Refused if the cluster rules out any record. Called before each record.
-    :param max_delivery_delay_ms: the producer's delivery.timeout.ms.
     """
 
     def __init__(
@@ -82,19 +81,15 @@ class MetadataTopicSegmentPublisher:
         self._bucket = MetadataTokenBucket()
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
         self._require_allowed(partition)
 
     def check_deletion_allowed(self) -> None:
-        """Raise Refused if the cluster's brokers may read other metadata than the metadata topic's."""
         self._require_suitable_cluster()
 
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve records of the hourly limit (0: none) for a round. Return None if the round is admitted, else until when
-        it has to wait.
-        """
+        """Reserve records of the hourly limit (0: none). None if the round is admitted, else until when it has to wait."""
         if not max_records_per_hour:
             return None
         with self._appending:
@@ -107,12 +102,11 @@ class MetadataTopicSegmentPublisher:
         return wait
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Release the records that the partition's round has reserved and not written."""
         with self._appending:
             self._bucket = self._bucket.after_round_ended(partition)
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Append a new segment's COPY_SEGMENT_STARTED, unless an equal one is there already. Raises Refused if a rule forbids it."""
+        """Append COPY_SEGMENT_STARTED, unless an equal one is there. Raises Refused if a rule forbids it."""
         self._require_allowed(partition)
         where, cache = self._read_newest_metadata(partition)
         record = self._build_copy_started_record(where, segment)
@@ -137,17 +131,17 @@ class MetadataTopicSegmentPublisher:
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
-        """Switch readers to the new segments group by group, ascending by offset.
+        """Switch readers group by group, ascending by offset.
 
         1. If brokers have deleted sources of a group, its new segment is withdrawn, and those of the groups after it: its remaining sources
            may hold values whose tombstones later groups removed.
-        2. No value of an expired segment can come back: if all sources of a group have expired, the group is withdrawn and later groups are
-           switched all the same; if only some have, it is switched as if they were still there.
+        2. If all sources of a group have expired, the group is withdrawn and later groups are switched all the same; if only some have, it
+           is switched as if they were still there. No value of an expired segment can come back.
 
         :param record_begun: called once, before the first record is appended.
         :param record_published: called at the end, with the ids of the new segments that were not published.
         :param last_group_first: descending, because the round restores values. A withdrawn group then withdraws those with lower offsets.
-        :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not rehearsed.
+        :param is_begun_recorded: whether an earlier attempt has begun, so that the records are not rehearsed.
         """
         self._require_allowed(partition)
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
@@ -184,8 +178,8 @@ class MetadataTopicSegmentPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Append DELETE_SEGMENT_STARTED for each segment that is not being deleted yet; if ``include_unannounced``, also for those never
-        introduced, so that brokers ignore late introductions.
+        """Append DELETE_SEGMENT_STARTED where deletion has not begun; if ``include_unannounced``, also for segments never introduced, so
+        that brokers ignore late introductions.
         """
         where, cache = self._read_newest_metadata(partition)
         records: list[MetadataRecord] = []
@@ -200,25 +194,24 @@ class MetadataTopicSegmentPublisher:
         self._append_checked(where, cache, records)
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Append DELETE_SEGMENT_FINISHED for each of these segments."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
         self._append_checked(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
-        """Ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
+        """Ids of segments that brokers delete or have deleted, after reading the topic to its end."""
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
-        """Compactors' segments that the control log (``recorded_ids``) lacks and readers do not use."""
+        """Compactors' segments that the control log lacks and readers do not use."""
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_segments(cache, recorded_ids)]
 
     def withdraw_unknown_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
-        """Begin the deletion of segments that the control log (``recorded_ids``) does not name, and return their number: those that
-        compactors wrote and no reader uses, and brokers' copies within compacted segments. Hidden live segments are finished again first.
+        """Begin the deletion of segments that the control log does not name, and return their number: those that compactors wrote and no
+        reader uses, and brokers' copies within compacted segments. Hidden live segments are finished again first.
         """
         where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
@@ -274,8 +267,7 @@ class MetadataTopicSegmentPublisher:
     def _prepare_range(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Prepare the range to be replaced.
 
-        1. Delete unfinished copies of earlier leaders: finished after the round, they would bring back values whose tombstones were
-           removed.
+        1. Delete unfinished copies of earlier leaders: finished later, they would bring back values whose tombstones were removed.
         2. Finish hidden segments again, before the segment below them is replaced by one that ends at their start.
         """
         where, cache = self._read_newest_metadata(partition)
@@ -296,7 +288,7 @@ class MetadataTopicSegmentPublisher:
         *,
         must_withdraw: bool,
     ) -> _ReaderSwitchOutcome:
-        """Append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append DELETE_SEGMENT_STARTED for its sources."""
+        """Append COPY_SEGMENT_FINISHED, verify lookups, and append DELETE_SEGMENT_STARTED for the sources."""
         where, cache = self._read_newest_metadata(partition)
         raw_id = uuid_bytes(replacement.segment.id)
         sources = [uuid_bytes(source) for source in replacement.sources]

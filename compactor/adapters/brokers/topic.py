@@ -1,4 +1,4 @@
-"""Port to the metadata topic, its client with confluent-kafka, and the token bucket for the records that rounds write to it."""
+"""Port to the metadata topic, its client with confluent-kafka, and the token bucket for rounds' records."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from compactor.tier.ports import MetadataRecordRateLimitDelay
 
 
 class RawMetadataTopicRecord(NamedTuple):
-    """Undecoded record of the metadata topic."""
-
     partition: int
     offset: int
     key: bytes | None
@@ -38,7 +36,7 @@ class RawMetadataTopicRecord(NamedTuple):
 
 
 class FirstAndEndOffsets(NamedTuple):
-    """First existing offset and end offset (exclusive) of a metadata topic partition."""
+    """First existing offset and exclusive end of a metadata partition."""
 
     start: int
     end: int
@@ -46,7 +44,7 @@ class FirstAndEndOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicIdentity:
-    """Identity of a topic, which differs for another cluster and for a topic created again under the same name."""
+    """Identity that differs for another cluster and for a topic created again under one name."""
 
     cluster_id: str
     topic_id: TopicId
@@ -55,61 +53,54 @@ class TopicIdentity:
 
 @dataclass(frozen=True)
 class PollResult:
-    """Records from one poll, ascending within each partition.
-
-    reached: next offset of each partition that was read to its end, also past control records, which are not returned.
-    """
+    """Records, ascending in each partition. reached: next offset of each partition that was read to its end, also past control records."""
 
     records: Sequence[RawMetadataTopicRecord]
     reached: Mapping[int, int]
 
 
 class MetadataTopic(Protocol):
-    """Client for the metadata topic. Reads include records of aborted transactions, as brokers do; no offset is committed.
-
-    All methods raise Unavailable (no broker, leader election) and Refused (TLS, SASL, authorization, no such topic).
+    """Client for the metadata topic. Reads include records of aborted transactions, as brokers do; no offset is committed. All methods
+    raise Unavailable (no broker, leader election) and Refused (TLS, SASL, authorization, no such topic).
     """
 
     @property
     def name(self) -> str: ...
 
     def identity(self) -> TopicIdentity:
-        """Ask the cluster for the topic's identity. Never cached."""
+        """Topic's identity, never cached."""
 
     def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
-        """Offsets by partition number. Partitions without a leader are missing."""
+        """Offsets by partition. Partitions without a leader are missing."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Set the offset at which later polls begin, by partition. Later polls read these partitions only."""
+        """Set where later polls begin. They read these partitions only."""
 
     def poll(self, limit: int, timeout_s: float) -> PollResult:
-        """Return at most ``limit`` records, waiting up to ``timeout_s`` seconds. Raises NotFound if an offset no longer exists."""
+        """Read at most ``limit`` records. Raises NotFound if an offset no longer exists."""
 
     def append(self, partition: int, value: bytes) -> int:
-        """Append a record without a key; return its offset once all in-sync replicas have it. After Unavailable it may be in the topic, at
-        most once.
-        """
+        """Append a record; return its offset once all in-sync replicas have it. After Unavailable it may be in the topic, at most once."""
 
     def close(self) -> None: ...
 
 
 class LocalKeyValueStore(Protocol):
-    """Local key-value store whose data may be lost at any time. Methods raise nothing. Implemented by compactor.local.cache."""
+    """Local key-value store whose data may be lost at any time. Methods raise nothing."""
 
     @property
     def is_writable(self) -> bool: ...
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of these keys, None for absent ones."""
+        """Values, None for absent keys."""
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Values by key, without the prefix."""
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the keys in ``deleted`` in one batch."""
+        """Write and delete in one batch."""
 
-    def delete_all_entries(self, reason: str) -> None:
-        """Delete everything; ``reason`` is for the log."""
+    def delete_all_entries(self, reason: str) -> None: ...
 
 
 # Token bucket for the records that rounds write: each broker folds every record, and reads all of them again at every start.
@@ -136,7 +127,7 @@ RecordCountsByMinute = tuple[tuple[int, int], ...]
 
 
 def with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordCountsByMinute:
-    """Counts with one more for each timestamp, at most ``now_ms``: it comes from the writer's clock."""
+    """Add timestamps, capped at ``now_ms``: they come from the writer's clock."""
     now = now_ms // MINUTE_MS
     found = Counter(dict(counts))
     found.update(min(stamp // MINUTE_MS, now) for stamp in timestamps_ms)
@@ -144,7 +135,7 @@ def with_timestamps_added(counts: RecordCountsByMinute, timestamps_ms: Iterable[
 
 
 def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
-    """Counts of the last hour by minute since 1970, ascending, and of an hour in the future, in case a clock was set back."""
+    """Counts of the last hour by minute since 1970, ascending, and of the next hour, in case a clock was set back."""
     now = now_ms // MINUTE_MS
     return {minute: by_minute[minute] for minute in sorted(by_minute) if now - MINUTES_PER_HOUR < minute < now + MINUTES_PER_HOUR}
 
@@ -152,7 +143,7 @@ def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, 
 @dataclass(frozen=True)
 class MetadataRecordReservation:
     """Records that a partition still has to write: those of the round with the beginnings of deletions, and those that report their ends.
-    It lapses an hour after ``counted_ms`` (the last change), because another process may have taken over.
+    The reservation lapses an hour after ``counted_ms`` (the last change), because another process may have taken over.
     """
 
     round: int
@@ -162,7 +153,7 @@ class MetadataRecordReservation:
 
 @dataclass(frozen=True)
 class RoundAwaitingAdmission:
-    """A round that was not admitted yet, with the largest number of records that it has asked for."""
+    """Round that was not admitted yet. records: the most that it has asked for."""
 
     records: int
     retry_at_ms: int
@@ -170,9 +161,7 @@ class RoundAwaitingAdmission:
 
 @dataclass(frozen=True)
 class MetadataTokenBucket:
-    """Immutable token bucket of the records that rounds write per hour: reservations of admitted rounds, and waiting rounds in order of
-    arrival.
-    """
+    """Immutable token bucket of the records per hour: reservations of admitted rounds, and waiting rounds in order of arrival."""
 
     reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, RoundAwaitingAdmission] = field(default_factory=dict)
@@ -180,10 +169,7 @@ class MetadataTokenBucket:
     def after_admission(
         self, written_by_minute: Mapping[int, int], partition: TopicPartition, record_count: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, MetadataRecordRateLimitDelay | None]:
-        """Admit a round (None), or determine until when and why it has to wait. An admitted round may ask for more.
-
-        :param written_by_minute: compactors' records by minute since 1970.
-        """
+        """Admit a round (None), or determine until when and why it has to wait. An admitted round may ask for more."""
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
         mine = reserved.get(partition, MetadataRecordReservation(0, 0, now_ms))
@@ -205,18 +191,14 @@ class MetadataTokenBucket:
     def after_append(
         self, partition: TopicPartition, round_record_count: int, deletion_record_count: int, now_ms: int
     ) -> MetadataTokenBucket:
-        """Bucket without reservation of appended records, which count in the topic."""
         return self._with_changed_reservation(partition, -round_record_count, -deletion_record_count, now_ms)
 
     def after_publication(self, partition: TopicPartition, deletion_record_count: int, now_ms: int) -> MetadataTokenBucket:
-        """Bucket with the round's reservation released, and records reserved that report the deletion of its sources after
-        grace.
-        """
+        """Release the round's reservation, and reserve the records that report the deletion of its sources."""
         known = self.reserved.get(partition)
         return self if known is None else self._with_changed_reservation(partition, -known.round, deletion_record_count, now_ms)
 
     def after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Bucket in which only the partition's deletion reports stay reserved."""
         return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._keeping_deletions(partition)
 
     def _with_changed_reservation(
@@ -235,7 +217,7 @@ class MetadataTokenBucket:
 
 
 def _admission_time_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
-    """Return when the round fits the cap because older records have left the last hour; 0 if it fits now."""
+    """Time when the round fits the cap because older records have left the last hour; 0 if now."""
     left, at = sum(records_by_minute.values()), 0
     for minute, count in records_by_minute.items():
         if not left or left + record_count <= max_records_per_hour:
@@ -256,9 +238,7 @@ _ELECTION_TIMEOUT_S = 5.0
 
 
 class ConfluentKafkaMetadataTopicClient:
-    """MetadataTopic over confluent-kafka: one consumer, and one producer from the first append on. Connects on first use; for one thread at
-    a time.
-    """
+    """MetadataTopic over confluent-kafka, for one thread at a time."""
 
     def __init__(self, connection: KafkaConnection, topic: str = TOPIC) -> None:
         self._connection = connection
@@ -468,7 +448,7 @@ class ConfluentKafkaMetadataTopicClient:
 
 
 def uuid_to_bytes(uuid: Any) -> bytes:
-    """Convert confluent-kafka's Uuid to 16 bytes. Its own text form uses another base64 alphabet than Kafka's."""
+    """Convert confluent-kafka's Uuid. Its own text form uses another base64 alphabet than Kafka's."""
     return struct.pack(">qq", uuid.get_most_significant_bits(), uuid.get_least_significant_bits())
 
 

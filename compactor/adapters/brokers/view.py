@@ -1,7 +1,5 @@
-"""Broker metadata of a broker-managed tier: its partitions, topic ids and the state of every segment.
-
-The source is the metadata topic itself, or a snapshot of it in the control store for readers that reach no broker. A topic that was created
-again has another topic id; only the cluster knows the current one.
+"""Metadata of a broker-managed tier, read from the metadata topic, or from a snapshot of it in the control store for readers that reach no
+broker. A topic that was created again has another topic id; only the cluster knows the current one.
 """
 
 from __future__ import annotations
@@ -65,70 +63,63 @@ class TopicStatus:
 
 
 class PartitionMetadataVersion(NamedTuple):
-    """Version of a partition's metadata, equal if no record was added in between. applied: offset of the last one."""
+    """Version of a partition's metadata. applied: offset of its last record."""
 
     topic_id: bytes
     applied: int
 
 
 class ClusterQueries(Protocol):
-    """Queries to the Kafka cluster about topics. All methods raise Unavailable or Refused."""
+    """Queries to the Kafka cluster. All methods raise Unavailable or Refused."""
 
     def cluster_id(self) -> str: ...
 
-    def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Status by name of those topics that exist and that this user may describe."""
+    def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]: ...
 
-    def cluster_problem(self) -> ClusterProblem | None:
-        """Return why nothing may be compacted under this cluster's brokers, or None."""
+    def cluster_problem(self) -> ClusterProblem | None: ...
 
 
 class BrokerMetadata(Protocol):
-    """Metadata of all partitions of a broker-managed tier. All methods raise Unavailable, Refused or UsageError."""
+    """Metadata of a broker-managed tier. All methods raise Unavailable, Refused or UsageError."""
 
     @property
     def source_name(self) -> str: ...
 
     @property
     def taken_ms(self) -> int:
-        """Return when the snapshot was taken, or -1 if the metadata is read live."""
+        """Time of the snapshot, -1 if the metadata is read live."""
 
     def cluster_id(self) -> str: ...
 
     def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
-        """Read new metadata records if the last read is older than ``max_age_s``, and topic descriptions older than ``topics_max_age_s``
-        (None: the same).
-        """
+        """Read what is older than these ages. topics_max_age_s: None for ``max_age_s``."""
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
-        """Version of every tiered partition's metadata as of the last read. Makes no request."""
+        """Versions as of the last read. Makes no request."""
 
-    def list_topic_partitions(self) -> list[TopicPartition]:
-        """Tiered partitions of the configured topics, ascending."""
+    def list_topic_partitions(self) -> list[TopicPartition]: ...
 
     def topic_ids(self) -> Mapping[str, TopicId]:
-        """Configured topics' ids by name, as text (Kafka's Uuid.toString)."""
+        """Ids as text (Kafka's Uuid.toString)."""
 
     def topic_status(self, name: str) -> TopicStatus:
-        """Status of a topic. Raises UsageError if the cluster has no such topic."""
+        """Raises UsageError if the cluster has no such topic."""
 
     def partition_metadata_from_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
-        """Return all segments in all states. Raises UsageError if the tier has no such partition, BadData if a record is corrupt."""
+        """Segments in all states. Raises UsageError if the tier has no such partition, BadData if a record is corrupt."""
 
     def is_metadata_incomplete(self) -> bool:
-        """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
+        """Return whether records are known to be missing, so that an object without metadata may still belong to a segment."""
 
     def deleted_partitions(self) -> list[TopicIdPartition]:
-        """Partitions of deleted topics, even if created again, whose tiered segments still exist."""
+        """Partitions of deleted topics whose tiered segments still exist."""
 
     def cluster_problem(self) -> ClusterProblem | None:
-        """Return why nothing may be compacted under the cluster's brokers, or None. Cached for TOPICS_MAX_AGE_S."""
+        """Return why nothing may be compacted, or None. Cached for TOPICS_MAX_AGE_S."""
 
 
 def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]:
-    """Return, sorted, the topics that one of the regular expressions matches in full. Logs each pattern without a match. Raises UsageError
-    if there is no pattern.
-    """
+    """Topics that a regular expression matches in full, sorted. Raises UsageError if there is no pattern."""
     there = sorted(set(topics))
     found = {topic for topic in there for pattern in patterns if re.fullmatch(pattern, topic)}
     hint = (
@@ -145,10 +136,7 @@ def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]
 
 
 class LiveBrokerMetadata:
-    """Broker metadata read from the metadata topic. Thread-safe.
-
-    :param patterns: regular expressions for topic names ([kafka] topics).
-    """
+    """Broker metadata read from the metadata topic. Thread-safe."""
 
     taken_ms = -1
 
@@ -313,7 +301,7 @@ class PartitionSnapshot(StrictFrozenModel):
 
 
 class TopicSnapshot(StrictFrozenModel):
-    """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself instead of the broker's defaults."""
+    """A topic in a metadata snapshot. chosen: settings that are set on the topic itself."""
 
     topic: str
     topic_id: TopicId
@@ -323,7 +311,7 @@ class TopicSnapshot(StrictFrozenModel):
 
 
 class TierMetadataSnapshot(StrictFrozenModel):
-    """Metadata of a whole tier at one time, with the tier's URL and layout."""
+    """Metadata of a whole tier at one time."""
 
     type: Literal["metadata_snapshot"] = "metadata_snapshot"
     format: int
@@ -339,7 +327,6 @@ class TierMetadataSnapshot(StrictFrozenModel):
 
 
 def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> TierMetadataSnapshot:
-    """Return a snapshot of all tiered partitions."""
     names = brokers.list_topic_partitions()
     topics = []
     for topic in sorted({name.topic for name in names}):
@@ -368,7 +355,7 @@ def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition,
 
 
 def save_metadata_snapshot(store: ObjectStore, snapshot: TierMetadataSnapshot) -> str:
-    """Create the snapshot's object and return its key. Raises StoreError, or UsageError if the key holds another snapshot."""
+    """Create the snapshot's object and return its key. Raises UsageError if the key holds another snapshot."""
     data = zlib.compress(snapshot.model_dump_json().encode(), _ZLIB_LEVEL)
     key = f"{PREFIX}{snapshot.taken_ms:020d}.json.z"
     try:
@@ -380,7 +367,7 @@ def save_metadata_snapshot(store: ObjectStore, snapshot: TierMetadataSnapshot) -
 
 
 def read_latest_metadata_snapshot(store: ObjectStore) -> TierMetadataSnapshot:
-    """Read the latest snapshot. Raises UsageError if there is none, and BadData if it cannot be read."""
+    """Raises UsageError if there is no snapshot, BadData if it cannot be read."""
     key = max((info.key for info in store.list(PREFIX)), default="")
     if not key:
         raise UsageError(
@@ -399,10 +386,8 @@ def read_latest_metadata_snapshot(store: ObjectStore) -> TierMetadataSnapshot:
 
 
 class SnapshotBrokerMetadata:
-    """Broker metadata from a snapshot, which never changes."""
-
     def __init__(self, snapshot: TierMetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
-        """Select the topics that ``patterns`` (regular expressions) match. Raises UsageError if there are none."""
+        """Raise UsageError if ``patterns`` (regular expressions) match no topic."""
         self.source_name = source_name
         self.taken_ms = snapshot.taken_ms
         self._snapshot = snapshot
@@ -415,8 +400,7 @@ class SnapshotBrokerMetadata:
     def cluster_id(self) -> str:
         return self._snapshot.cluster_id
 
-    def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
-        """Do nothing: a snapshot never changes."""
+    def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None: ...
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         return {
@@ -443,7 +427,7 @@ class SnapshotBrokerMetadata:
         return _decode_partition_snapshot(*self._partitions[partition])
 
     def is_metadata_incomplete(self) -> bool:
-        """Return False: a snapshot is taken from complete metadata only."""
+        """A snapshot is taken from complete metadata only."""
         return False
 
     def deleted_partitions(self) -> list[TopicIdPartition]:

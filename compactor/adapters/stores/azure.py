@@ -82,7 +82,6 @@ _TAKEN: Final = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Store at ``az://account/container/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     place, prefix = bucket_and_prefix(url)
     account, _, container = place.partition("/")
     return CloudStore(AzureClient(account, container, prefix, options.settings.azure, options.meter, options.contact), options)
@@ -90,9 +89,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 @dataclass(frozen=True)
 class AccountCredentials:
-    """Address of a storage account's blob service, and one of: its key, a shared access signature (without a question mark), a credential
-    of azure-identity.
-    """
+    """Address of a blob service, and one of: its key, a shared access signature (without question mark), a credential of azure-identity."""
 
     endpoint: str
     key: str = ""
@@ -101,7 +98,7 @@ class AccountCredentials:
 
 
 class AzureClient:
-    """Requests to the blobs below one prefix of an Azure container. Connects at the first request."""
+    """Requests to the blobs below one prefix of a container."""
 
     def __init__(
         self, account: str, container: str, prefix: str, settings: AzureSettings, meter: RequestMeter, contact: FirstAnswerTracker
@@ -220,7 +217,7 @@ class AzureClient:
         return _PERMISSIONS[verb]
 
     def _retention_reasons(self) -> tuple[list[FindingKindAndDetail], str]:
-        """Settings because of which a delete frees no space, and why other settings are unknown."""
+        """Settings because of which a delete frees no space, and why others are unknown."""
         unknown = []
 
         def ask(question: Callable[[], T]) -> T | None:
@@ -244,7 +241,6 @@ class AzureClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set], "; ".join(unknown)
 
     def _soft_delete_days(self) -> int:
-        """Return 0 if deleted objects are not kept."""
         policy = self._service_client().get_service_properties()["delete_retention_policy"]
         return int(policy.days or 1) if policy.enabled else 0
 
@@ -253,7 +249,6 @@ class AzureClient:
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
     def _keeps_versions(self) -> bool | None:
-        """Return None if there is no object yet: the service reports versioning only by an object's properties."""
         with self._translated_errors("list"):
             first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
             return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
@@ -289,7 +284,6 @@ class AzureClient:
 
     @contextmanager
     def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Replace errors of the client library in a ``with`` block by the errors of ObjectStore."""
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from urllib3.exceptions import HTTPError
 
@@ -329,8 +323,8 @@ class AzureClient:
 
 
 def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountCredentials:
-    """First credentials that are set: [azure] credentials_file, the environment variables of Azure's own tools, the identities
-    of azure-identity. Raises UsageError if they cannot be used.
+    """First credentials that are set: [azure] credentials_file, environment variables of Azure's tools, azure-identity. Raises UsageError
+    if they cannot be used.
     """
     endpoint = settings.endpoint_url or f"https://{account}.blob.core.windows.net"
     if settings.credentials_file:
@@ -471,7 +465,6 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 def request_kind_for_metering(method: str, url: str, *, is_copy: bool = False) -> str:
-    """Kind under which a request is counted: get, list, head, put, copy, multipart or delete."""
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"
     if method == "PUT":

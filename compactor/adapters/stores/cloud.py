@@ -1,8 +1,7 @@
 """An object store over a vendor's client library: retries, create-if-absent after lost answers, parallel reads, listings.
 
-An adapter gives a ``SingleRequestObjectClient``; ``CloudStore`` makes the port of it. *Create-if-absent*: each create marks its object with
-a token of its own. If the key is taken by an object with the same token, an earlier attempt of this create has succeeded and its answer was
-lost.
+``CloudStore`` makes the port of a ``SingleRequestObjectClient``. *Create-if-absent*: each create marks its object with a token of its own.
+If the key is taken by an object with the same token, an earlier attempt has succeeded and its answer was lost.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ _BUSY = "The store asks for patience or has trouble; lower [limits] max_requests
 
 @dataclass(frozen=True)
 class ErrorHints:
-    """Advice for users in one vendor's terms, by what is wrong."""
-
     credentials: str
     permission: str
     bucket: str
@@ -70,9 +67,7 @@ class ErrorHints:
 
 
 def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
-    """Translate an HTTP status into the error that ObjectStore raises for it. 404 means that the object is missing if
-    ``is_object_request``, otherwise the bucket.
-    """
+    """Translate an HTTP status. 404 means that the object is missing if ``is_object_request``, otherwise the bucket."""
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(message) if is_object_request else Refused(f"{message}: it does not exist", hint=hints.bucket)
     if status == HTTPStatus.PRECONDITION_FAILED:
@@ -91,26 +86,20 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Error for a connection that failed or broke. Before the store's first answer an unknown host name is Refused instead of
-    Unavailable.
-    """
+    """Error for a failed connection. Before the store's first answer an unknown host name is Refused instead of Unavailable."""
     if not answered_before and is_unknown_host(error):
         return Refused(f"{failed_request}: the host name is unknown ({error})", hint=hints.endpoint)
     return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
 
 
 def request_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
-    """Timeouts until the connection is made, and between received bytes, which is shorter until the store's first answer."""
+    """Timeouts for the connection, and between received bytes; shorter until the store's first answer."""
     return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
 
 
 @dataclass(frozen=True)
 class ObjectRangeContent:
-    """Bytes that one request read from an object.
-
-    size: size of the whole object in bytes.
-    version: the object's version (``ObjectInfo.etag``).
-    """
+    """Bytes of an object. size: of the whole object. version: ``ObjectInfo.etag``."""
 
     data: bytes
     size: int
@@ -118,68 +107,63 @@ class ObjectRangeContent:
 
 
 class RequestRunnerWithRetries(Protocol):
-    """Function that repeats a request while the store is unavailable. After the retry deadline it raises Unavailable."""
+    """Function that repeats a request; after the retry deadline it raises Unavailable."""
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
 
 class SingleRequestObjectClient(Protocol):
-    """Client that makes single requests to the objects below one prefix; only creates retry, through ``retried`` and ``upload``. All
-    methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
+    """Client that makes single requests to the objects below one prefix. All methods raise StoreErrors, PreconditionFailed or
+    RangeNotSatisfiable.
     """
 
     @property
-    def server_copy_limits(self) -> CopyLimits | None:
-        """Limits of server-side copies, or None if the store cannot copy."""
+    def server_copy_limits(self) -> CopyLimits | None: ...
 
     @property
     def url(self) -> str: ...
 
     @property
-    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
-        """Endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
+    def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]: ...
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
-        """Return bytes [start, start + length) of an object (None: up to its end), of no other ``version`` if that is not empty."""
+        """Read bytes [start, start + length) of an object (None: up to its end), of no other ``version`` if given."""
 
     def head(self, key: str) -> ObjectInfo: ...
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
-        """Create an object if the key is free. Each request is made through ``retried``."""
+        """Create an object if the key is free, each request through ``retried``."""
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from these parts, in order, if the key is free. ``upload`` sends them in parallel, with retries."""
+        """Create an object from these parts, in order, if the key is free."""
 
     def put(self, key: str, data: bytes) -> ObjectInfo: ...
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page (empty after the last one).
+        """At most ``size`` objects, and the token of the next page (empty after the last one).
 
         :param after: where the listing begins. Stores that cannot do that return earlier keys, too.
         :param token: empty for the first page.
         """
 
     def delete(self, key: str, version: str = "") -> None:
-        """Delete an object, or only this ``version`` of it if that is not empty. Raises NotFound if there is no object."""
+        """Delete an object, or only this ``version`` if given. Raises NotFound if there is no object."""
 
     def clock_ms(self) -> int:
-        """Store's time in milliseconds, with one request."""
+        """Store's time, with one request."""
 
-    def does_delete_free_space(self) -> bool | None:
-        """Return whether a deleted object frees its space at once; None if the credentials may not ask."""
+    def does_delete_free_space(self) -> bool | None: ...
 
-    def inspect_store_settings(self) -> list[StoreFinding]:
-        """Return findings about versioning, retention and the like."""
+    def inspect_store_settings(self) -> list[StoreFinding]: ...
 
-    def required_permission_name(self, verb: str) -> str:
-        """Permission, in the vendor's terms, for: write, overwrite, read, list or delete."""
+    def required_permission_name(self, verb: str) -> str: ...
 
 
 @dataclass(frozen=True)
 class PartUploader:
     """Runner of an upload's requests in parallel threads, with retries.
 
-    confirm: called when all parts are stored, before the object becomes visible; raises an error to prevent that.
+    confirm: called when all parts are stored; raises an error to keep the object invisible.
     """
 
     retrier: Retrier
@@ -187,8 +171,6 @@ class PartUploader:
     confirm: Callable[[], None] = lambda: None
 
     def run_tasks_with_retries(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
-        """Run tasks in parallel, each with retries, and return their results in order."""
-
         def add_retries(task: Callable[[], T]) -> Callable[[threading.Event], T]:
             def run_with_retries(stop: threading.Event) -> T:
                 if stop.is_set():
@@ -250,9 +232,7 @@ class CloudStore:
         return self._create_in_parts(key, split_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from copied ranges and local bytes. Copied bytes are read back, because these stores return no CRC-32C of a
-        copy.
-        """
+        """Copied bytes are read back, because these stores return no CRC-32C of a copy."""
         check_object_key(key)
         if self.server_copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
@@ -333,7 +313,7 @@ class CloudStore:
             upload.run_tasks_with_retries([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield nothing: these stores do not list unfinished uploads, and delete them by themselves after a week."""
+        """Yield nothing: these stores do not list unfinished uploads, and delete them after a week."""
         check_object_key_prefix(prefix)
         return iter(())
 
@@ -344,11 +324,9 @@ class CloudStore:
         return self._request_with_retries(self._client.clock_ms)
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings."""
         return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return None if the credentials may not ask."""
         return self._request_with_retries(self._client.does_delete_free_space)
 
     def required_permission_name(self, verb: str) -> str:
@@ -378,7 +356,7 @@ class CloudStore:
     def _create_or_find_own(
         self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
     ) -> ObjectInfo:
-        """Call ``write`` with a random token added to the metadata. An object with this token at the key is this call's earlier attempt."""
+        """Call ``write`` with a random token in the metadata. An object with this token at the key is this call's earlier attempt."""
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
         self._before_create(self)
@@ -395,7 +373,7 @@ class CloudStore:
         return replace(made, metadata=described)
 
     def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRangeContent:
-        """Raises Unavailable if the store sends fewer or more bytes than the object has there."""
+        """Raises Unavailable if the store sends fewer or more bytes than the object has."""
         found = self._client.read(key, start, length, version)
         received = len(found.data)
         self._options.meter.record_bytes_read(received)

@@ -2,9 +2,9 @@
 
 *Create-if-absent* is ``ifGenerationMatch=0``, for resumable uploads too. The version of an object is its generation.
 
-*Checksums* are CRC-32C. The client library sends them with uploads, the store compares them, and whole objects are compared when read.
+*Checksums* are CRC-32C; the store compares them, and whole objects are compared when read.
 
-*Copies* of ranges do not exist there: compose takes whole objects.
+*Copies* of ranges do not exist: compose takes whole objects.
 """
 
 from __future__ import annotations
@@ -62,13 +62,12 @@ _PERMISSIONS = {
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Store at ``gs://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     return CloudStore(GcsClient(bucket, prefix, options.settings.gcs, options.meter, options.contact), options)
 
 
 class GcsClient:
-    """Requests to the objects below one prefix of a Google Cloud Storage bucket. Connects at the first request."""
+    """Requests to the objects below one prefix of a bucket."""
 
     def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: RequestMeter, contact: FirstAnswerTracker) -> None:
         self._name = bucket
@@ -120,7 +119,7 @@ class GcsClient:
         return self._upload_object(key, data, {})
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from a file by a resumable upload. The client library repeats failed chunks itself."""
+        """Resumable upload, whose failed chunks the client library repeats itself."""
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         policy = upload.retrier.policy
@@ -184,7 +183,6 @@ class GcsClient:
         return _PERMISSIONS[verb]
 
     def _retention_reasons(self) -> list[FindingKindAndDetail]:
-        """Raises Refused if the store does not tell."""
         bucket = self._gcs_client().bucket(self._name)
         with self._translated_errors("ask for the settings of"):
             bucket.reload(timeout=request_timeouts_s(self._contact), retry=None)
@@ -219,7 +217,6 @@ class GcsClient:
 
     @contextmanager
     def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Replace errors of the client library in a ``with`` block by the errors of ObjectStore."""
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
         from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
@@ -265,8 +262,6 @@ def _connect(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSessi
     from requests.adapters import HTTPAdapter
 
     class RequestCountingSession(AuthorizedSession):  # type: ignore[misc]
-        """Session that reports each request to the meter. ``answer`` is the latest answer to the calling thread."""
-
         def __init__(self, credentials: Any) -> None:
             super().__init__(credentials)
             self._latest = threading.local()
@@ -322,7 +317,6 @@ def _message_of_error_answer(response: StoreHttpResponse, status: int) -> str:
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Kind under which a request of the JSON API is counted: get, list, head, put or delete."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"
     return "delete" if method == "DELETE" else "put"

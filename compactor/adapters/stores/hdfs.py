@@ -87,7 +87,6 @@ _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "Quota
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Store at ``hdfs://namenode/path``. Makes no request. Raises UsageError if the URL has another form."""
     namenode, prefix = bucket_and_prefix(url)
     if options.settings.hdfs.kerberos:
         require_pip_extra("kerberos", "[hdfs] kerberos")
@@ -95,7 +94,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 class HdfsStore(CloudStore):
-    """CloudStore that lists an HDFS directory with its subdirectories. Its unfinished uploads are files not yet renamed to their keys."""
+    """CloudStore of an HDFS directory. Its unfinished uploads are files not yet renamed to their keys."""
 
     _client: HdfsClient
 
@@ -107,7 +106,7 @@ class HdfsStore(CloudStore):
 
     @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the staged files if ``prefix`` is empty, otherwise nothing: a staged file's name does not show its key."""
+        """Yield nothing unless ``prefix`` is empty: a staged file's name does not show its key."""
         check_object_key_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
@@ -135,8 +134,8 @@ class HdfsStore(CloudStore):
 
 @dataclass(frozen=True)
 class FileStatus:
-    """Properties of a file or, if ``name`` (below the store's root) ends with a slash, of a directory. modified_ms: ``UNDATED_MS`` (278
-    years) too late until publication.
+    """Properties of a file or, if ``name`` ends with a slash, of a directory. modified_ms: ``UNDATED_MS`` (278 years) too late until
+    publication.
     """
 
     name: str
@@ -146,7 +145,7 @@ class FileStatus:
 
 
 class HdfsClient:
-    """Requests to the files below one directory of HDFS. Connects at the first request."""
+    """Requests to the files below one directory of HDFS."""
 
     def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: RequestMeter, contact: FirstAnswerTracker) -> None:
         self._namenode = namenode
@@ -204,7 +203,7 @@ class HdfsClient:
         return self._create_by_rename(key, _RequestBody([data], len(data)), metadata, retried)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from ranges of files, sent as one stream. If a request fails, only that request is retried."""
+        """Create an object from ranges of files, sent as one stream."""
         ranges = [piece for part in parts if isinstance(part, tuple) for piece in part]
         body = _RequestBody(_FileChunks(ranges), sum(piece.length for piece in ranges))
 
@@ -214,13 +213,12 @@ class HdfsClient:
         return self._create_by_rename(key, body, metadata, retried)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Create or overwrite an object. Its modification time is that of staging, a moment before publication."""
+        """Modification time is that of staging, a moment before publication."""
         staged = self._write_staged_file(_RequestBody([data], len(data)), key)
         self._rename_staged_file(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return all files directly in the store's root directory, and no token."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
     def delete(self, key: str, version: str = "") -> None:
@@ -245,7 +243,6 @@ class HdfsClient:
         return {"read": "r on the file", "list": "r and x on the directory", "write": written}.get(verb, "w and x on the directory")
 
     def list_folder(self, folder: str) -> list[FileStatus]:
-        """Files and directories in a folder, in no order; none if the folder does not exist."""
         failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
             found = self._request_folder_entry_statuses(self._url_path(folder), failed_request)
@@ -265,8 +262,8 @@ class HdfsClient:
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Properties of an object. If its creator died before dating it, it is dated now; without permission it has a time in
-        the far future, so that no deadline that counts from it has passed. Raises NotFound if the file is gone.
+        """Properties of an object. If its creator died before dating it, it is dated now; without permission its time stays in the far
+        future, so that no deadline has passed. Raises NotFound if the file is gone.
         """
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
@@ -401,9 +398,7 @@ class HdfsClient:
     def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
     ) -> StoreHttpResponse:
-        """Send a request to the namenode and, if it redirects, to the datanode with the body. path: percent-encoded, from the file system's
-        root.
-        """
+        """Send a request to the namenode and, if it redirects, to the datanode with the body. path: percent-encoded."""
         named = {"op": operation, **({"user.name": self._user} if self._user and not self._kerberos else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
         try:
@@ -450,7 +445,6 @@ class HdfsClient:
 
 
 def _kerberos_authorization_header(host: str, principal: str, failed_request: str) -> str:
-    """Return a ticket for the web server on ``host``; an empty ``principal`` is the default one."""
     import gssapi
 
     try:
@@ -473,7 +467,7 @@ def _connection_error_types() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class _RequestBody:
-    """Body of a request in chunks, iterable repeatedly so that the request can be repeated."""
+    """Body in chunks, iterable repeatedly so that the request can be repeated."""
 
     chunks: Iterable[bytes]
     size: int
@@ -487,8 +481,6 @@ class _RequestBody:
 
 @dataclass(frozen=True)
 class _FileChunks:
-    """Bytes of ranges of local files; each iteration reads the files again."""
-
     ranges: Sequence[FileRange]
 
     def __iter__(self) -> Iterator[bytes]:
@@ -512,7 +504,7 @@ def _not_webhdfs_error(failed_request: str) -> Refused:
 
 
 def _json_field(response: StoreHttpResponse, failed_request: str, field: str) -> Any:
-    """Raises Unavailable if the document does not have the field, as in an answer of a proxy."""
+    """Raises Unavailable if the document lacks the field, as in a proxy's answer."""
     try:
         return response.json()[field]
     except (KeyError, TypeError, ValueError) as error:
@@ -520,7 +512,6 @@ def _json_field(response: StoreHttpResponse, failed_request: str, field: str) ->
 
 
 def _http_status_error(response: StoreHttpResponse, failed_request: str) -> CompactorError:
-    """Translate an error answer by the name of its Java exception."""
     status = int(response.status_code)
     try:
         remote = response.json()["RemoteException"]
@@ -542,9 +533,6 @@ def _http_status_error(response: StoreHttpResponse, failed_request: str) -> Comp
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Kind under which a request is counted: get or put for datanodes, put for renames, list, delete or head for
-    the namenode.
-    """
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":
         return {"GET": "get"}.get(method, "put")

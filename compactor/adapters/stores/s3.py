@@ -91,7 +91,6 @@ def crc32_base64(data: bytes) -> str:
 
 
 def crc32c_base64(data: bytes) -> str:
-    """CRC-32C in S3's form: base64 of four big-endian bytes."""
     return base64.b64encode(castagnoli.crc32c(data).to_bytes(4, "big")).decode()
 
 
@@ -103,8 +102,8 @@ def md5_hex(data: bytes) -> str:
 
 
 def download_object(requests: S3RequestClient, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
-    """Write bytes [start, start + length) of an object (None: up to its end) to a file, in parallel, and return their number. Raises
-    Unavailable also if the object changes while it is read.
+    """Write bytes [start, start + length) of an object (None: up to its end) to a file. Raises Unavailable also if the object changes
+    meanwhile.
     """
     part = transfers.part_bytes
     with translated_os_errors("write", path):
@@ -139,9 +138,7 @@ def _fetch_range(
     etag: str,
     stop: threading.Event | None = None,
 ) -> ReturnedByteRange:
-    """Write bytes [start, start + length) of an object to a file whose first byte is at ``object_position_of_file_start``. Raises
-    Unavailable if the object has another than a given ``etag``.
-    """
+    """Write bytes [start, start + length) of an object to a file. Raises Unavailable if the object has another than a given ``etag``."""
     condition = {"IfMatch": etag} if etag else {}
 
     def fetch_once(attempt: int) -> ReturnedByteRange:
@@ -169,9 +166,7 @@ def _fetch_range(
 
 
 class MultipartUpload:
-    """One multipart upload. algorithm: checksum of the parts; CRC32C if parts are copied, because that of a copied range may be known
-    already.
-    """
+    """One multipart upload. algorithm: CRC32C if parts are copied, because a copied range's may be known already."""
 
     def __init__(
         self,
@@ -192,9 +187,7 @@ class MultipartUpload:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
     def send_parts(self, parts: Sequence[UploadPart]) -> list[CompletedPartEntry]:
-        """Upload or copy all parts, and return their entries for completion. That of a copied part has a checksum only if the store
-        returned one.
-        """
+        """Entries for completion. That of a copied part has a checksum only if the store returned one."""
 
         def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], CompletedPartEntry]:
             if isinstance(part, ObjectRangeToCopy):
@@ -261,8 +254,8 @@ class MultipartUpload:
     def complete_upload(self, parts: Sequence[CompletedPartEntry]) -> S3Answer:
         """Make the object visible, only if its key is free.
 
-        :raises PreconditionFailed: if the key is taken; NoSuchUpload, if the upload is gone. Either may mean that an earlier attempt of
-            this call succeeded.
+        :raises PreconditionFailed: if the key is taken; NoSuchUpload, if the upload is gone. Either may mean that an earlier attempt
+            succeeded.
         :raises CannotCopy: if the server demands checksums but reported none for copied parts, as S3Proxy does.
         """
 
@@ -288,9 +281,7 @@ class MultipartUpload:
             raise CannotCopy(f"cannot create {self._requests.object_url(self._key)} of copied ranges: {error.message}") from error
 
     def abort_upload(self) -> None:
-        """Abort the upload, which deletes its stored parts. Store errors are logged; the parts then stay and are billed (`config check`
-        reports it).
-        """
+        """Store errors are logged; the parts then stay and are billed (`config check` reports it)."""
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
         try:
@@ -316,7 +307,6 @@ _RESTARTS = 3
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Store at ``s3://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
     requests = S3RequestClient(
@@ -337,9 +327,7 @@ def _server_behaviour_of_bucket(bucket: str, settings: S3Settings) -> LearnedSer
 
 
 class S3Store:
-    """ObjectStore in an S3 bucket. before_create: called with this store before each create, to check that the store honours
-    create-if-absent.
-    """
+    """ObjectStore in an S3 bucket. before_create: called before each create, to check create-if-absent."""
 
     def __init__(
         self, requests: S3RequestClient, transfers: TransferSettings, before_create: Callable[[ObjectStore], None] = lambda store: None
@@ -354,17 +342,12 @@ class S3Store:
 
     @property
     def requests(self) -> S3RequestClient:
-        """Client for single requests that ObjectStore does not have."""
         return self._requests
 
     def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
-        """Return findings about the bucket's settings."""
-
         return bucket_findings(self, now_ms)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return None if the credentials may not ask."""
-
         return read_bucket_deletion_settings(self).does_delete_free_space
 
     def required_permission_name(self, verb: str) -> str:
@@ -427,11 +410,11 @@ class S3Store:
         return COPIES if self._requests.traits.can_copy else None
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from copied ranges and local bytes by a multipart upload. Each source's version is checked before and after, and
-        the checksums of copied parts are compared.
+        """Create an object by a multipart upload. Each source's version is checked before and after, and the checksums of copied parts are
+        compared.
 
-        If the server returns none, copied bytes are read back after the object has become visible. If the process dies before that, it
-        stays unverified: a later attempt gets AlreadyExists and has to read it itself.
+        If the server returns none, copied bytes are read back after the object has become visible. If the process dies before that, a later
+        attempt gets AlreadyExists and has to read it itself.
         """
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
@@ -562,7 +545,7 @@ class S3Store:
         return ObjectInfo(key, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]), _etag_of_answer(answer), metadata)
 
     def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
-        """Return an earlier attempt's object if that has taken the key; otherwise raise AlreadyExists."""
+        """An earlier attempt's object counts as success; otherwise raises AlreadyExists."""
         token = uuid.uuid4().hex
         checksum = crc32_base64(data)
         attempts = 0
@@ -706,10 +689,10 @@ _DAY_MS = 86_400_000
 
 
 class BucketDeletionSettings(StrictFrozenModel):
-    """Settings of a bucket that decide whether a delete frees space; None if the credentials may not read them.
+    """Settings that decide whether a delete frees space; None if they may not be read.
 
     versioning: ``Enabled`` or ``Suspended``; empty if the bucket never had versioning.
-    refusal: answer to the first refused question; empty if none was refused.
+    refusal: answer to the first refused question.
     """
 
     versioning: str | None
@@ -724,7 +707,6 @@ class BucketDeletionSettings(StrictFrozenModel):
 
 
 def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
-    """Settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
     versioning = _query_bucket_setting(store, "get_bucket_versioning")
     lock = _query_bucket_setting(store, "get_object_lock_configuration")
     return BucketDeletionSettings(
@@ -735,7 +717,6 @@ def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
 
 
 def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """Findings about versioning, object lock, archived objects and unfinished uploads."""
     state = read_bucket_deletion_settings(store)
     return [
         *_versioning_findings(store, state),
@@ -800,7 +781,7 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
 
 
 def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | Refused:
-    """Return an empty dict if the setting is absent, the error if the store refuses the request."""
+    """Empty dict if the setting is absent, the error if the store refuses."""
     try:
         return store.requests.send_request_with_retries(operation, "ask for the settings of", **params)
     except Refused as error:
@@ -809,7 +790,7 @@ def _query_bucket_setting(store: S3Store, operation: str, **params: Any) -> dict
 
 @dataclass(frozen=True)
 class ObjectVersion:
-    """Overwritten or deleted version of an object in a bucket with versioning. modified_ms: when it was written."""
+    """Overwritten or deleted version of an object. modified_ms: when it was written."""
 
     key: str
     version: str
@@ -818,8 +799,8 @@ class ObjectVersion:
 
 
 def old_version_stores(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
-    """Return stores of the old versions below ``prefix``: of each key the newest, the one before it, and so on; none if the store is not on
-    S3 or never had versioning. Raises Refused without s3:ListBucketVersions and s3:GetObjectVersion.
+    """Stores of the old versions below ``prefix``: of each key the newest, the one before it, and so on; none if the store has no versions.
+    Raises Refused without s3:ListBucketVersions and s3:GetObjectVersion.
     """
     if not isinstance(store, S3Store):
         return []
@@ -831,7 +812,7 @@ def old_version_stores(store: ObjectStore, prefix: str) -> list[OldObjectVersion
 
 
 def _noncurrent_object_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
-    """Yield the versions in S3's order: by key, and for one key the newest first."""
+    """By key, and for one key the newest first."""
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
@@ -848,8 +829,6 @@ def _noncurrent_object_versions(requests: S3RequestClient, prefix: str) -> Itera
 
 
 class OldObjectVersionStore(UnconfiguredStore):
-    """Read-only ObjectStore of old object versions, at most one per key."""
-
     def __init__(self, store: S3Store, versions: Sequence[ObjectVersion]) -> None:
         super().__init__(f"{store.url} is asked for old versions, which nobody writes")
         self._requests = store.requests

@@ -1,7 +1,6 @@
-"""Single requests to one bucket through a client of boto3: metered, retried, with translated errors.
+"""Single requests to one bucket through boto3: metered, retried, with translated errors.
 
-botocore's own retries are off (one attempt), so that every attempt passes through the Retrier and the meter. botocore is imported at the
-first request, because that takes a while.
+botocore's own retries are off, so that every attempt passes through the Retrier and the meter.
 """
 
 from __future__ import annotations
@@ -127,8 +126,8 @@ _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before: bool = False) -> CompactorError:
-    """Translate an error of botocore, or of its connection, into the error that ObjectStore raises for it. Before the store's first answer
-    an unknown host name is Refused instead of Unavailable.
+    """Translate an error of botocore, or of its connection. Before the store's first answer an unknown host name is Refused instead of
+    Unavailable.
     """
     from botocore import exceptions as boto
 
@@ -150,7 +149,6 @@ def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before
 
 
 def is_copy_refusal(error: BaseException) -> bool:
-    """Return whether an error shows that the server refuses all copies of ranges (UploadPartCopy), not only this one."""
     from botocore import exceptions as boto
 
     cause = error.__cause__
@@ -158,7 +156,7 @@ def is_copy_refusal(error: BaseException) -> bool:
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Return whether the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN) does not count."""
+    """Return whether the DNS has no such name. A DNS server that does not answer (EAI_AGAIN) does not count."""
     causes: list[object] = [error]
     for cause in causes:
         if isinstance(cause, socket.gaierror):
@@ -171,10 +169,10 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """Translate an error answer of S3 (about a whole request, or one key of it) into the error that ObjectStore raises for it.
+    """Translate an error answer of S3.
 
     :param failed_request: text such as ``cannot read s3://bucket/key``.
-    :param response: the whole answer; None if the error is about one key.
+    :param response: the whole answer; None if the error is about one key of it.
     """
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
@@ -229,19 +227,18 @@ UploadPart = ObjectRangeToCopy | UploadPartOfLocalRanges
 
 
 def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int:
-    """Size of a file's parts: ``default_part_bytes``, or more if these would be more than MAX_PARTS."""
+    """Part size ``default_part_bytes``, or more if there would be more than MAX_PARTS."""
     return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
 def split_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
-    """Return equal parts of a file; the last one may be shorter."""
     part = upload_part_size_bytes(file.length, part_bytes)
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
 def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
-    """Parts of a multipart upload that creates an object from these ranges, in order. Adjacent local ranges are joined into
-    nearly equal parts, long copied ranges are split, empty ranges are left out.
+    """Parts of a multipart upload from these ranges. Adjacent local ranges are joined into nearly equal parts, long copied ranges are
+    split, empty ranges are left out.
 
     :param part_bytes: size of parts with local bytes; larger if they would be more than MAX_PARTS.
     :param max_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
@@ -273,9 +270,9 @@ def plan_upload_parts(sources: Sequence[ComposeSource], part_bytes: int, max_cop
 def find_mismatched_copied_range(
     sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]
 ) -> ObjectRangeToCopy | None:
-    """First copied range whose CRC-32C in the new object is not the expected one, if both are known.
+    """First copied range with another CRC-32C than expected, if both are known.
 
-    :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
+    :param checksums: of each part as returned (base64 of four bytes); may be empty.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, ObjectRangeToCopy)])
     for piece in sources:
@@ -310,7 +307,6 @@ def _split_copied_range(piece: ObjectRangeToCopy, max_bytes: int) -> list[Upload
 
 
 def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadPart]:
-    """Return parts of about ``part_bytes`` bytes that contain these ranges in order; a part may join several."""
     total = sum(piece.length for piece in ranges)
     if not total:
         return []
@@ -321,14 +317,12 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
 
 
 def _split_into_equal_ranges(total_bytes: int, range_count: int) -> Iterator[RangePositionAndLength]:
-    """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes``; lengths differ by at most one."""
     for number in range(range_count):
         start, end = total_bytes * number // range_count, total_bytes * (number + 1) // range_count
         yield start, end - start
 
 
 def _slice_concatenated_local_ranges(ranges: list[FileRange], start: int, length: int) -> Iterator[FileRange]:
-    """Yield the pieces of these local ranges that lie in [start, start + length) of their concatenation."""
     at, end = 0, start + length
     for piece in ranges:
         first, last = max(start, at), min(end, at + piece.length)
@@ -369,8 +363,8 @@ _READ_S = 60.0
 
 @dataclass
 class LearnedServerBehaviour:
-    """Behaviour of a server, learned from its answers. is_etag_md5: whether ETags are the MD5 of the stored bytes, so that they verify
-    uploads without a returned checksum; None until known.
+    """Behaviour learned from answers. is_etag_md5: whether ETags are the MD5 of the stored bytes, so that they verify uploads; None until
+    known.
     """
 
     is_etag_md5: bool | None = None
@@ -379,7 +373,7 @@ class LearnedServerBehaviour:
 
 @dataclass(frozen=True)
 class ReturnedByteRange:
-    """Range [start, end) of bytes that a GET returned, of an object of ``total`` bytes in the version ``etag``."""
+    """Bytes [start, end) of an object of ``total`` bytes."""
 
     start: int
     end: int
@@ -388,10 +382,7 @@ class ReturnedByteRange:
 
 
 class S3RequestClient:
-    """Requests to one bucket, with translated errors, retries and counting.
-
-    :param prefix: prepended to every key; empty, or ending in a slash.
-    """
+    """Requests to one bucket. prefix: prepended to every key; empty, or ending in a slash."""
 
     def __init__(
         self,
@@ -417,9 +408,7 @@ class S3RequestClient:
 
     @property
     def boto_client(self) -> BotoS3Client:
-        """Return botocore's client. Until the store's first answer, a request times out after half of the longest wait, so that two
-        attempts fit.
-        """
+        """Until the store's first answer, a request times out after half of the longest wait, so that two attempts fit."""
         with self._lock:
             answered = self.retrier.contact.answered
             if answered not in self._clients:
@@ -428,11 +417,7 @@ class S3RequestClient:
             return self._clients[answered]
 
     def send_request_without_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
-        """Send one request and return the answer. Errors are translated.
-
-        :param operation: name of the client's method, such as ``get_object``.
-        :param key: sent as ``Key``, with the prefix; empty if the request is about the bucket.
-        """
+        """Send one request. key: sent with the prefix; empty if the request is about the bucket."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -449,12 +434,11 @@ class S3RequestClient:
         return answer
 
     def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
-        """Send a request as ``send_request_without_retries`` does, and repeat it while the store is unavailable."""
         return self.request_with_retries(lambda _: self.send_request_without_retries(operation, verb, key, **params))
 
     def list_one_key(self) -> S3Answer:
         """List one key: the cheapest request that returns the server's date and shows whether the bucket may be used. HEAD of a bucket has
-        no error message and needs another permission.
+        no error message.
         """
         return self.send_request_with_retries("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
@@ -467,9 +451,7 @@ class S3RequestClient:
         return self.retrier.call_with_retries(attempt_and_count_retries)
 
     def read_range(self, key: str, start: int, length: int | None, **params: Any) -> bytes:
-        """Return bytes [start, start + length) of an object (None: up to its end). Raises RangeNotSatisfiable if it ends at or before
-        ``start``.
-        """
+        """Bytes [start, start + length) (None: up to the object's end). Raises RangeNotSatisfiable if it ends at or before ``start``."""
 
         def read_once(attempt: int) -> bytes:
             answer = self.send_request_without_retries("get_object", "read", key, **params)
@@ -480,9 +462,7 @@ class S3RequestClient:
         return self.request_with_retries(read_once)
 
     def read_body(self, response: S3Answer, key: str, span: ReturnedByteRange) -> Iterator[bytes]:
-        """Yield the body of a GET in chunks, and close it. Raises Unavailable if it does not have ``span``'s length, or the connection
-        breaks.
-        """
+        """Yield the body of a GET in chunks. Raises Unavailable if it does not have ``span``'s length, or the connection breaks."""
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
@@ -504,9 +484,7 @@ class S3RequestClient:
 
 
 def returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ReturnedByteRange:
-    """Return which bytes of the object an answer contains. Raises Unavailable if they are not [start, start + length), cut at the object's
-    end.
-    """
+    """Range that an answer contains. Raises Unavailable if it is not [start, start + length), cut at the object's end."""
     size = int(response.get("ContentLength", -1))
     described = response.get("ContentRange", "")
     try:
@@ -523,7 +501,6 @@ def returned_span(response: S3Answer, url: str, start: int, length: int | None) 
 
 
 def range_header(start: int, length: int | None) -> str:
-    """Range header for bytes [start, start + length), or from ``start`` on if ``length`` is None."""
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 

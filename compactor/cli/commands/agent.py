@@ -50,7 +50,6 @@ def run_upload_agent(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _validate_agent_settings(settings: Settings) -> Settings:
-    """Raise UsageError if the agent cannot work with these settings."""
     agent = settings.agent
     if not agent.log_dirs:
         raise UsageError("no log directory is named", hint='Set log_dirs under [agent] to the broker\'s log.dirs, ["/var/lib/kafka"]')

@@ -22,7 +22,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def matches_requested_target_pattern(recorded: RecordedAction) -> bool:
-        """A recorded target may itself be a pattern, which also counts if it matches the requested text."""
+        """A recorded target may be a pattern, which counts if it matches the requested text."""
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
         return (
@@ -48,7 +48,6 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
 
 
 def _matches_whole_text(pattern: str, text: str) -> bool:
-    """An invalid expression matches nothing."""
     try:
         return re.fullmatch(pattern, text) is not None
     except re.error:

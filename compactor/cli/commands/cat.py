@@ -90,16 +90,16 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, form
 
 
 def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
-    """A newline follows each value, as in kcat. A null value becomes an empty line."""
+    """A newline follows each value, as in kcat. Null becomes an empty line."""
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
 def _json_fields(name: str, data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> dict[str, Any]:
-    """Return the JSON fields of a record's key or value. ``NAME`` stands for ``name``:
+    """JSON fields of a record's key or value:
 
     - ``NAME``: the decoded data;
-    - ``NAME_base64``: the bytes, in place of ``NAME`` if they cannot be decoded;
+    - ``NAME_base64``: the bytes, if they cannot be decoded;
     - ``NAME_error``: why decoding failed, if a format or schema was to be applied;
     - ``NAME_schema_id``: id of the schema, if the data names one.
     """
@@ -114,9 +114,8 @@ def _json_fields(name: str, data: bytes | None, decoder: KeyAndValueDecoder, fie
 def _table_lines(
     blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats, width: int | None
 ) -> Iterator[bytes]:
-    """Columns are as wide as the first block needs; later, a longer offset or key shifts the cells to its right.
-
-    :param width: of the terminal in characters, at which lines are cut; None to cut nothing.
+    """Columns are as wide as the first block needs; later, a longer offset or key shifts the cells to its right. width: None to cut
+    nothing.
     """
     widths: tuple[int, int, int] | None = None
     for block in blocks:

@@ -123,7 +123,6 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _absolute_time(moment: str) -> str:
-    """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument unchanged."""
     return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
 
@@ -162,7 +161,7 @@ def _is_existing_file(text: str) -> bool:
 
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Sequence[str] = ()) -> ExitCode:
-    """:param partitions: partitions or topics whose entries are printed; none for all. Raises UsageError if one has no entry."""
+    """Raises UsageError if one of ``partitions`` (none: all) has no entry."""
     files = [read_checkpoint_file(Path(path)) for path in paths]
     files = [select_checkpoint_entries(file, partitions) for file in files] if partitions else files
     documents = [_checkpoint_file_document(file) for file in files]
@@ -171,7 +170,6 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output, partitions: Seque
 
 
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
-    """A cleaner-offset-checkpoint gets the fields of a tier's checkpoints, so that both can be compared."""
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == LEADER_EPOCHS:
         return document | {"leader_epochs": [tiers.report_document(entry) for entry in file.leader_epochs]}

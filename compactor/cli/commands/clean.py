@@ -1,4 +1,4 @@
-"""Command ``clean``: cleans one Kafka log directory offline, with the results of Kafka's own cleaner. Uses no tier."""
+"""Command ``clean``: cleans one Kafka log directory offline, as Kafka's own cleaner does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``config show``: the settings and their sources. Loads only what reading settings needs."""
+"""Command ``config show``: the settings and their sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
 
 
 def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
-    """Return rows (key, value, source). Source: a file, an environment variable or ``default``."""
+    """Rows (key, value, source). Source: a file, an environment variable or ``default``."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
         for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
@@ -43,7 +43,7 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
 
 
 def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """Return rows (key, value, source). Raises UsageError if the tier has no such topic."""
+    """Rows (key, value, source). Raises UsageError if the tier has no such topic."""
     from compactor.cli import tiers
 
     tier = tiers.open_configured_tier(args)

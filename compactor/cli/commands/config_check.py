@@ -1,4 +1,4 @@
-"""Command ``config check``: whether the configured stores, brokers, topics and folders can be used."""
+"""Command ``config check``: whether stores, brokers, topics and folders can be used."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ CHECK_BROKERS_S = 5.0
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Check the stores, brokers, topics and folders. A failed check does not stop the others.
-
-    The exit code is 0 if no check found an error. Invalid values are refused when the settings are loaded.
+    """A failed check does not stop the others. The exit code is 0 if no check found an error. Invalid values are refused when the settings
+    are loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -70,7 +69,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _topic_results(problems: Sequence[SettingFinding]) -> list[dict[str, object]]:
-    """Return a row for each topic with a problem of its own, with the exit code of `run` on it."""
+    """Row for each topic with a problem of its own, with the exit code of `run` on it."""
     found: dict[str, str] = {}
     for problem in problems:
         if problem["kind"] == "topic":
@@ -94,7 +93,6 @@ def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topi
 
 
 def _with_short_timeout(settings: Settings) -> Settings:
-    """Limit waits to CHECK_FIRST_ANSWER_MS: a person waits for the result."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
     short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
@@ -184,9 +182,7 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
-    """Return an error for each Iceberg table that several topics would have, and a warning for each [topics] table whose pattern matches no
-    topic.
-    """
+    """Error for each Iceberg table that several topics would have, warning for each [topics] table that matches no topic."""
     try:
         topics = {name.topic for name in read_only_copy(open_tier(settings)).list_partitions()}
     except CompactorError:
@@ -282,7 +278,7 @@ def _check_cluster(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_identity(settings: Settings) -> list[SettingFinding]:
-    """Check that tier and control store belong together. An empty tier with an empty control store passes."""
+    """Check that tier and control store belong together. If both are empty, that passes."""
     tier = open_tier(settings)
     try:
         state = tier.catalog.refresh()

@@ -58,7 +58,6 @@ def _run_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_fo
 
 
 def _run_steps(demo: Demo, out: Output) -> float:
-    """Return the duration of the round in seconds."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.write_topic(progress.advance)
     out.print_note(

@@ -54,7 +54,6 @@ def erasure_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _search_and_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[ErasureReportDocument, ExitCode]:
-    """Run rounds that remove the keys first (``--expedite``), and search again."""
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.temporary_hash_key()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
@@ -118,7 +117,6 @@ def _expedite(
 
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
-    """Return the keys without duplicates. Raises UsageError if ``--keys-file`` cannot be read."""
     texts = list(args.key)
     if args.keys_file is not None:
         try:

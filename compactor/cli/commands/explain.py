@@ -49,7 +49,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
 
 
 def _explanation_facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
-    """State in the last row how many facts after the first MAX_EVENT_ROWS are left out."""
+    """The last row states how many facts after MAX_EVENT_ROWS are left out."""
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:
         rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))

@@ -91,14 +91,13 @@ def import_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _audited_import(args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
-    """Record the import in the audit log if an option overrides a safety check."""
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation", "accept_erased")
     given = {name: True for name in consents if getattr(args, name)}
     return audit.audited_if(bool(given), args, tier.settings, out, "import", targets, **given)
 
 
 def _record_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
-    """Record the topics' Kafka cluster and compaction settings in the catalog, if brokers are configured."""
+    """Record the topics' Kafka cluster and compaction settings, if brokers are configured."""
     ask, ask_settings = options.opening.ask, create_topic_settings_query(tier.settings)
     if ask is not None:
         tier.catalog.refresh()
@@ -133,9 +132,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """Take the partition from ``--topic`` and ``--partition``, else from the directory's name, such as ``orders-0``. Raises UsageError if
-    the name is not of this form and an option is missing.
-    """
+    """Partition of the options, else of the directory's name, such as ``orders-0``. Raises UsageError if neither gives one."""
     reported = partition_of_directory(args.log_dir)
     if reported is None and (args.topic is None or args.partition is None):
         raise UsageError(
@@ -188,9 +185,8 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
 def _import_with_progress(
     out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImportResult]]
 ) -> ExitCode:
-    """:param sizes: bytes of each partition in the source. Progress advances to this size when the partition is finished.
-    :param import_all: calls its first argument with each result, and its second with a partition and a number of bytes, twice for each
-        segment: checked and uploaded.
+    """sizes: bytes of each partition in the source. import_all: calls its first argument with each result, and its second with a partition
+    and a number of bytes, twice for each segment: checked and uploaded.
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     compile_numba_kernels(out)

@@ -57,7 +57,7 @@ def list_iceberg_tables(args: argparse.Namespace, out: Output) -> ExitCode:
 def _for_each_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
-    """Call a function for ``daemon.threads`` partitions at a time. Partitions of deleted topics are left out."""
+    """Run ``daemon.threads`` partitions at a time. Partitions of deleted topics are left out."""
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 

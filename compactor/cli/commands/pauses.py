@@ -1,4 +1,4 @@
-"""Commands ``pause``, ``resume`` and ``wake``: rounds on the matching partitions stop, may begin again, or begin at the next scan."""
+"""Commands ``pause``, ``resume`` and ``wake`` for rounds on matching partitions."""
 
 from __future__ import annotations
 

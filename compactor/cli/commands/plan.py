@@ -159,8 +159,8 @@ def _format_expected_saving(forecast: RoundForecast) -> str:
 def _sample_savings(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
-    """:param sample_bytes: of each partition; 0 to sample nothing; None for DEFAULT_SAMPLE_BYTES of each of the SAMPLED_PARTITIONS largest
-    due partitions whose saving is unknown.
+    """sample_bytes: of each partition; 0 to sample nothing; None for DEFAULT_SAMPLE_BYTES of each of the SAMPLED_PARTITIONS largest due
+    partitions whose saving is unknown.
     """
     unknown = [f for f in forecasts if f.due and not f.verdict.is_blocked and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]

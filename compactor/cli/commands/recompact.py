@@ -99,7 +99,6 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
 def _report_recompacted_partition(
     tier: Tier, finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str
 ) -> None:
-    """Report one partition at once, for users who interrupt the job."""
     report = finished.report
     if finished.error is not None:
         outcomes.record_failure(str(finished.partition), finished.error)

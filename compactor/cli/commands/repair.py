@@ -38,9 +38,7 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
-    """Open a Kafka log directory or another tier. Raises UsageError if the path is neither, the directory has no segments, or the file
-    configures this tier.
-    """
+    """Open a Kafka log directory or another tier. Raises UsageError if the path is neither, has no segments, or configures this tier."""
     path = Path(source_name)
     if path.is_dir():
         below = path / str(partition.first_incarnation)

@@ -139,7 +139,6 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
-    """Delete topics that no longer exist in their cluster, if ``on_topic_deletion`` says so."""
     try:
         ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_missing_topics(tier, ask)]
@@ -149,7 +148,6 @@ def _delete_missing_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> lis
 
 
 def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
-    """Return the objects that were being uploaded."""
     try:
         now = tier.ports.clock_ms()
         if args.now is not None:
@@ -161,7 +159,7 @@ def _abort_stale_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.P
 
 
 def _count_objects(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
-    """Return the number of segments (keys that differ only in the suffix are of one), of objects, and their size as text."""
+    """Number of segments (keys that differ only in the suffix are of one), of objects, and their size as text."""
     return (
         len({key.rpartition(".")[0] for key in object_keys}),
         len(object_keys),

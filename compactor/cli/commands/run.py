@@ -75,7 +75,7 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
 
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
-    """A lease may outlive its holder: a process that was killed cannot release it."""
+    """A killed process cannot release its lease."""
     log = tier.open_partition_log(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)
@@ -95,9 +95,6 @@ def _run_rounds(
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
-    """:param expected_bytes: largest number of bytes that each round will read and write.
-    :param partitions_led_elsewhere: partitions that another process leads, or led when it was killed.
-    """
     spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
     if tier.engines is not None:
         for name in partitions:

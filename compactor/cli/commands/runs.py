@@ -1,4 +1,4 @@
-"""Commands ``runs``: past rounds, who ran them, how much they did and how they ended."""
+"""Commands ``runs``: past rounds, who ran them and how they ended."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def show_compaction_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
-    """Return counts and digest sums which show that each batch and record of the sources was either kept or removed."""
+    """Counts and digest sums which show that each batch and record of the sources was either kept or removed."""
     if run.balance is None:
         return []
     b = run.balance
@@ -90,7 +90,7 @@ def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
 
 
 def _format_offsets(run: RunHistoryEntry) -> str:
-    """Return text such as ``1000 -> 2500``, with ``?`` for an unknown offset after the run."""
+    """Text such as ``1000 -> 2500``, with ``?`` for an unknown offset after the run."""
     if run.first_dirty_offset < 0:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset >= 0 else '?'}"

@@ -36,7 +36,6 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _segment_state_word(segment: dict[str, Any], live_segment_ids: set[str]) -> str:
-    """JSON output has Kafka's name of the state instead."""
     if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live_segment_ids:
         return "not read"
     words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}

@@ -17,7 +17,6 @@ from compactor.views.overview import search_run, undo_refusal
 
 
 def _unknown_run_error(tier: Tier, args: argparse.Namespace) -> UsageError:
-    """Hint at the command that undoes the latest round of the named partitions, or at the most similar name."""
     given_name = args.run_id
     try:
         names = tiers.select_partitions(tier, [given_name])

@@ -80,29 +80,23 @@ class ParsedObjectKey(NamedTuple):
 
 
 class FetchedFilePart(NamedTuple):
-    """Part of a segment's file after decryption and decompression, and the bytes received for it."""
-
     data: bytes
     transferred: int
 
 
 @dataclass(frozen=True)
 class AivenObjectKeys:
-    """Builder and parser of the object keys of segments under one key prefix."""
-
     prefix: str
     topic_id: TopicIdOfPartition
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
+        """Key prefix that ends in a slash, so that partition 1 is not a prefix of partition 10."""
         return f"{self.prefix}{partition.topic}-{self.topic_id(partition)}/{partition.partition}/"
 
     def key_without_affixes(self, partition: TopicPartition, segment: SegmentRef) -> str:
-        """Return an object key without prefix and suffix."""
         return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{segment_object_name_stem(segment)}"
 
     def object_key(self, partition: TopicPartition, segment: SegmentRef, suffix: str) -> str:
-        """Return an object key. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.key_without_affixes(partition, segment)}.{suffix}"
 
     def partition_in_key(self, key: str) -> str:
@@ -124,7 +118,7 @@ _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 class SegmentEncoder:
     """Encoder of segments according to [tier.aiven]. An encrypted log is read twice, because its keys depend on its content. Compressed or
-    encrypted data is staged beside the log, which needs as much disk.
+    encrypted data is staged beside the log.
     """
 
     def __init__(self, settings: AivenSettings, keys: AivenObjectKeys, ring: PrivateKeyRing) -> None:
@@ -136,8 +130,8 @@ class SegmentEncoder:
     def encoded_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[Mapping[str, FileContent]]:
-        """Yield the content of a segment's objects by suffix, in the order of upload, readable within the ``with`` block. Raises BadData if
-        the plug-in could not store the segment.
+        """Yield the content of a segment's objects by suffix, in the order of upload. Raises BadData if the plug-in could not store the
+        segment.
         """
         log = contents["log"]
         self._require_files(partition, segment, contents)
@@ -158,7 +152,6 @@ class SegmentEncoder:
                 staged.unlink(missing_ok=True)
 
     def max_encoding_disk_bytes(self, log_bytes: int) -> int:
-        """Most bytes of disk that encoding a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
         chunks = -(-log_bytes // self._settings.chunk_size)
@@ -293,7 +286,7 @@ def _is_first_batch_compressed(log: FileContent) -> bool:
 
 @dataclass(frozen=True)
 class OpenedSegment:
-    """Manifest and object keys of a segment, and its cipher, which is None if it is not encrypted."""
+    """Manifest and object keys of a segment. cipher: None if it is not encrypted."""
 
     log_key: str
     indexes_key: str
@@ -331,7 +324,7 @@ class AivenLayout(WholeLogUploadLayout):
         return self._keys.object_key(partition, segment, suffix)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return a segment's files by kind, from the manifest and without digests if a broker wrote them."""
+        """Files by kind, from the manifest and without digests if a broker wrote them."""
         if segment.files:
             return segment.files
         return {kind: SegmentFile(size=size) for kind, size in self._open_segment(partition, segment).manifest.plain_file_sizes().items()}
@@ -361,7 +354,7 @@ class AivenLayout(WholeLogUploadLayout):
         return travelled
 
     def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Create the segment's objects. Return a message about an existing object with other content, or an empty string."""
+        """Create the objects. Return a message about an existing object with other content, or an empty string."""
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
                 key = self._keys.object_key(partition, segment, suffix)
@@ -378,7 +371,6 @@ class AivenLayout(WholeLogUploadLayout):
         return self._packer.custom_metadata(partition, segment, contents).encode()
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return why sizes, or content with a recorded digest, are not as recorded, or an empty string."""
         try:
             opened_segment = self._read_manifest(partition, segment)
             self._require_recorded_sizes(partition, segment, opened_segment)
@@ -392,7 +384,6 @@ class AivenLayout(WholeLogUploadLayout):
         return ""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete the segments' objects, also those that their custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
             keys += [self._keys.object_key(partition, segment, suffix) for suffix in SUFFIXES]
@@ -460,7 +451,7 @@ class AivenLayout(WholeLogUploadLayout):
             return read()
 
     def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedFilePart:
-        """Return bytes [start_byte, end_byte) of the plain log, which must not be empty. Raises BadData."""
+        """Read bytes [start_byte, end_byte) of the plain log, which must not be empty. Raises BadData."""
         manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
@@ -574,5 +565,4 @@ def _decode_custom_metadata(segment: SegmentRef) -> CustomMetadata:
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> AivenLayout:
-    """Layout of Aiven's plug-in (``tier.kinds.LayoutModule``). Raises UsageError if its settings are incomplete."""
     return AivenLayout(store, topic_id, settings.tier.aiven)

@@ -1,7 +1,7 @@
 """Segment manifest ``.rsm-manifest`` of Aiven's plug-in (SegmentManifestV1), with its chunk index, custom metadata, ciphers and keys.
 
-Manifests that the plug-in would refuse are refused here, too. ``remoteLogSegmentMetadata`` is informational: the plug-in writes it and
-never reads it. If it identifies a segment, that must match.
+Manifests that the plug-in would refuse are refused here, too. The plug-in writes ``remoteLogSegmentMetadata`` and never reads it; if it
+identifies a segment, that must match.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 
 class InvalidAivenDataError(ValueError):
-    """Raised if data of Aiven's plug-in is corrupt or inconsistent. Callers that know the key convert it to BadData."""
+    """Raised if data of Aiven's plug-in is corrupt or inconsistent. Callers convert it to BadData."""
 
 
 class StoredChunk(NamedTuple):
-    """Chunk of an encoded log: ``size`` bytes of the log from ``start``, ``stored_size`` bytes of the object from ``stored_start``."""
+    """Bytes [start, start + size) of the log, stored as ``stored_size`` bytes of the object."""
 
     start: int
     size: int
@@ -49,7 +49,7 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """Sizes of the chunks (equal parts) of one log (FixedSizeChunkIndex, VariableSizeChunkIndex), in bytes before encoding.
+    """Sizes of the equal chunks of one log (FixedSizeChunkIndex, VariableSizeChunkIndex), in bytes before encoding.
 
     lengths: stored bytes of each chunk; if ``fixed``, of every chunk but the last, and of the last.
     """
@@ -73,7 +73,6 @@ class ChunkIndex:
 
     @property
     def stored_size(self) -> int:
-        """Size of the log's object as stored."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
     def stored_chunk(self, chunk_number: int) -> StoredChunk:
@@ -107,7 +106,6 @@ class ChunkIndex:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:
-        """JSON fields in the plug-in's order."""
         common = {"originalChunkSize": self.chunk_size, "originalFileSize": self.file_size}
         if self.fixed:
             full, last = self.lengths
@@ -117,19 +115,17 @@ class ChunkIndex:
 
 
 def uncompressed_chunk_index(chunk_size: int, file_size: int, encryption_overhead_bytes: int) -> ChunkIndex:
-    """Chunk index of an uncompressed log, whose chunks encryption lengthens."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + encryption_overhead_bytes, last + encryption_overhead_bytes), fixed=True)
 
 
 def compressed_chunk_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
-    """Chunk index of a compressed log from the stored lengths of its chunks."""
     return ChunkIndex(chunk_size, file_size, tuple(lengths), fixed=False)
 
 
 def encode_chunk_sizes(values: Sequence[int]) -> bytes:
-    """Encode chunk sizes (ChunkSizesBinaryCodec): every value but the last as difference from the smallest, in as few bytes as needed."""
+    """Encode every value but the last as difference from the smallest, in as few bytes as needed (ChunkSizesBinaryCodec)."""
     if len(values) < 2:
         return struct.pack(f">{1 + len(values)}i", len(values), *values)
     *most, last = values
@@ -140,7 +136,7 @@ def encode_chunk_sizes(values: Sequence[int]) -> bytes:
 
 
 def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
-    """Decode chunk sizes. Raises InvalidAivenDataError if the bytes are not exactly one list."""
+    """Raises InvalidAivenDataError if the bytes are not exactly one list."""
     try:
         (count,) = struct.unpack_from(">i", data)
         if count < 2:
@@ -187,7 +183,7 @@ _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 @dataclass(frozen=True)
 class CustomMetadata:
-    """Custom metadata of a segment: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde). Absent fields are None.
+    """Custom metadata of a segment: tagged fields as in Kafka's protocol (SegmentCustomMetadataSerde).
 
     remote_size: total bytes of the three objects.
     object_prefix, object_key: key without suffix of ``.log`` and ``.indexes``, before the configuration's. The manifest's key always comes
@@ -201,7 +197,7 @@ class CustomMetadata:
     unknown: tuple[tuple[int, bytes], ...] = field(default=())
 
     def encode(self) -> str:
-        """Encode as base64, or as an empty string if there are no fields."""
+        """Base64, or an empty string if there are no fields."""
         fields = dict(self.unknown)
         if self.remote_size is not None:
             fields[_REMOTE_SIZE] = _encode_uvarint(self.remote_size << 1 if self.remote_size >= 0 else (-self.remote_size << 1) - 1)
@@ -215,7 +211,7 @@ class CustomMetadata:
 
     @staticmethod
     def decode(encoded_metadata: str) -> CustomMetadata:
-        """Decode from base64. Raises InvalidAivenDataError if the bytes are corrupt."""
+        """Raises InvalidAivenDataError if the bytes are corrupt."""
         if not encoded_metadata:
             return CustomMetadata()
         try:
@@ -290,22 +286,19 @@ ENCRYPTION_OVERHEAD: Final = IV_BYTES + TAG_BYTES
 
 
 class ChunkCipher(Protocol):
-    """Cipher of chunks: AES-256-GCM under one segment's data key."""
-
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
-        """Initialization vector, the ciphertext and the authentication tag, joined."""
+        """Initialization vector, ciphertext and authentication tag, joined."""
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
+        """Raises InvalidAivenDataError if the chunk is not authentic."""
 
 
 def compress_chunk(chunk: bytes) -> bytes:
-    """Compress a chunk to a zstd frame that states its size."""
     return zstandard.ZstdCompressor(write_content_size=True).compress(chunk)
 
 
 def decode_chunk(stored: bytes, plain_bytes: int, cipher: ChunkCipher | None, *, is_compressed: bool) -> bytes:
-    """Decrypt and decompress a chunk. Raises InvalidAivenDataError if the result does not have ``plain_bytes`` bytes."""
+    """Raises InvalidAivenDataError if the result does not have ``plain_bytes`` bytes."""
     data = cipher.decrypt(stored) if cipher else stored
     if is_compressed:
         data = _decompress_chunk(data, plain_bytes)
@@ -341,8 +334,6 @@ OPTIONAL_KIND: Final = "txnindex"
 
 
 class IndexFileRange(NamedTuple):
-    """Position of an index file in the ``.indexes`` object, and its size there in bytes, encryption included."""
-
     position: int
     size: int
 
@@ -360,7 +351,7 @@ class WrappedSegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentManifest:
-    """Decoded manifest of a segment. about: the manifest's ``remoteLogSegmentMetadata``, which no reader needs."""
+    """Decoded manifest. about: ``remoteLogSegmentMetadata``, which no reader needs."""
 
     chunks: ChunkIndex
     indexes: Mapping[str, IndexFileRange]
@@ -370,7 +361,6 @@ class SegmentManifest:
 
     @property
     def encryption_overhead_bytes(self) -> int:
-        """Number of bytes that encryption adds to a chunk."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
@@ -378,12 +368,11 @@ class SegmentManifest:
         return max((span.end for span in self.indexes.values()), default=0)
 
     def plain_file_sizes(self) -> dict[str, int]:
-        """Return each file's size before compression and encryption, by kind."""
         plain = {kind: span.size and span.size - self.encryption_overhead_bytes for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
     def encode(self) -> bytes:
-        """Encode the manifest as JSON, byte for byte as the plug-in does."""
+        """JSON, byte for byte as the plug-in writes it."""
         document: dict[str, Any] = {
             "version": "1",
             "chunkIndex": self.chunks.to_json(),
@@ -398,7 +387,7 @@ class SegmentManifest:
 
     @staticmethod
     def decode(data: bytes) -> SegmentManifest:
-        """Decode a manifest. Raises InvalidAivenDataError if the plug-in would refuse it or it is inconsistent."""
+        """Raises InvalidAivenDataError if the plug-in would refuse the manifest or it is inconsistent."""
         document = _parse_manifest_json(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
             raise InvalidAivenDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
@@ -418,7 +407,7 @@ class SegmentManifest:
 
     def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
         """Raise InvalidAivenDataError if the manifest is another segment's. Its end offset may be greater: brokers read a segment up to the
-        offset at which the next one takes over.
+        next one.
         """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidAivenDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
@@ -576,8 +565,6 @@ _HKDF_PURPOSE: Final = b"tiered-compactor segment key 1"
 
 
 class SegmentCipher:
-    """AES-256-GCM cipher of one segment."""
-
     def __init__(self, data_key: bytes, aad: bytes) -> None:
         require_pip_extra("aiven", "an encrypted segment")
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -601,14 +588,12 @@ class SegmentCipher:
 
 @dataclass(frozen=True)
 class SegmentCipherAndWrappedKey:
-    """A segment's cipher, and its data key as the manifest stores it."""
-
     cipher: SegmentCipher
     key: WrappedSegmentKey
 
 
 class PrivateKeyRing:
-    """Private keys by key pair id, read from their PEM files (PKCS#8) on first use. Thread-safe."""
+    """Private keys by key pair id, read from PEM files (PKCS#8) on first use. Thread-safe."""
 
     def __init__(self, pem_file_by_key_pair_id: Mapping[str, str]) -> None:
         self._files = pem_file_by_key_pair_id
@@ -637,8 +622,8 @@ class PrivateKeyRing:
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
     def derive_segment_key(self, key_pair_id: str, segment_id: str, chunks_digest: bytes) -> SegmentCipherAndWrappedKey:
-        """Derive a segment's cipher and data key from the digest of all chunks that will be encrypted: no key is ever used for other
-        content. Raises UsageError if the key pair is missing.
+        """Derive cipher and data key from the digest of all chunks to be encrypted: no key is ever used for other content. Raises
+        UsageError if the key pair is missing.
         """
         private = self._private_key(key_pair_id)
         from Crypto.Cipher import PKCS1_OAEP
@@ -662,7 +647,7 @@ class PrivateKeyRing:
         )
 
     def placeholder_segment_key(self, key_pair_id: str) -> WrappedSegmentKey:
-        """Return a dummy key of a real one's length, for the manifest's size."""
+        """Dummy key of a real one's length, for the manifest's size."""
         wrapped = bytes((int(self._private_key(key_pair_id).n).bit_length() + 7) // 8)
         return WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 
@@ -674,9 +659,7 @@ class PrivateKeyRing:
 
 
 def derive_chunk_iv(stream_number: int, chunk_number: int) -> bytes:
-    """Return a chunk's initialization vector, unique within a segment. stream_number: 0 for the log, 1 for the index files. Both count from
-    0.
-    """
+    """Initialization vector, unique within a segment. stream_number: 0 for the log, 1 for the index files. Chunks count from 0."""
     return stream_number.to_bytes(4, "big") + chunk_number.to_bytes(8, "big")
 
 
