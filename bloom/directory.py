@@ -46,8 +46,7 @@ HashPrefixes = npt.NDArray[np.uint32]
 class KeyDirectory:
     """Key directory of a segment whose batches all have message format v2, in file order.
     :param headers: batch headers, shape (batches, 61).
-    :param control, coordinator_epoch: per batch, as in records.batches.BatchTable; batch headers do not contain them.
-    :param flags: per batch the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE.
+    :param control, coordinator_epoch: per batch; batch headers do not contain them.
     :param keys: per batch the number of its entries in ``pieces``.
     :param pieces: ``key_hash_prefixes`` of all batches, one batch after another.
     """
@@ -69,9 +68,8 @@ class KeyDirectory:
         return len(self.headers)
 
     def flag_matching_batches(self, wanted_prefixes: HashPrefixes) -> Flags:
-        """Flag the batches that may contain a wanted key. Each pair of a wanted key and a key in a batch gives a false positive with
-        probability 2^-32; there are no false negatives.
-        :param wanted_prefixes: as ``distinct_key_hash_prefixes`` returns them.
+        """Flag the batches that may contain a wanted key; ``wanted_prefixes`` ascend. Each pair of a wanted key and a key in a batch gives
+        a false positive with probability 2^-32; there are no false negatives.
         """
         found = np.zeros(len(self), np.bool_)
         if len(wanted_prefixes) and len(self.pieces):
@@ -80,7 +78,7 @@ class KeyDirectory:
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
-        """Return the directory of batches [first_batch, end_batch)."""
+        """The directory of batches [first_batch, end_batch)."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
@@ -88,19 +86,18 @@ class KeyDirectory:
 
 
 def key_hash_prefixes(hashes: Hashes) -> HashPrefixes:
-    """Return the 32 bits of each key hash that a key directory stores: the upper half of the hash's second number."""
+    """The upper half of each key hash's second number, which a key directory stores."""
     pieces: HashPrefixes = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
 def distinct_key_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
-    """Return the distinct ``key_hash_prefixes`` of all these key hashes, ascending."""
+    """The distinct prefixes, ascending."""
     some = [np.unique(key_hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
 def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """Return the directory of a new segment of the batches of all ``parts``, in order."""
     found = list(parts)
 
     def concatenated_column(name: str) -> npt.NDArray[np.generic]:
@@ -111,7 +108,7 @@ def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) 
 
 
 def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
-    """Serialize a key directory. Equal contents give equal bytes."""
+    """Equal contents give equal bytes."""
     about = {"segment_id": directory.segment_id, "batches": len(directory), "keys": len(directory.pieces)}
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
     columns = (np.ascontiguousarray(directory.headers.T), directory.control, directory.coordinator_epoch, directory.flags, directory.keys)
@@ -122,7 +119,7 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
-    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key."""
+    """Raises SidecarUnusable if the data is damaged or was written for another segment or hash key."""
     if data[: len(DIRECTORY_MAGIC)] != DIRECTORY_MAGIC:
         raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
@@ -144,12 +141,11 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
 
 
 def estimate_key_directory_bytes(batch_count: int, record_count: int) -> int:
-    """Return the approximate size of a serialized key directory."""
     return 25 * batch_count + 4 * record_count  # compression shrinks headers of 61 bytes to a third or less
 
 
 def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
-    """Decompress and parse a body whose MAC has been checked."""
+    """The body's MAC has been checked."""
     (packed,) = _COUNT.unpack_from(body)
     plain = memoryview(zlib.decompressobj().decompress(body[_COUNT.size : _COUNT.size + packed], _MOST_BYTES))
     (size,) = _COUNT.unpack_from(plain)

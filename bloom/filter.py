@@ -1,7 +1,6 @@
-"""Bloom filter over key hashes: pybloom-live's BloomFilter with positions computed from the hash that the cleaner has computed anyway.
-Hashing ``str(key)`` as pybloom-live does takes 2 to 9 microseconds. A position in each slice comes from 64 freshly mixed bits: double
-hashing modulo the slice size gives too many false positives at rates near 2e-9. pybloom-live's own class must not read such a filter,
-because it would report false negatives.
+"""Bloom filter over key hashes: pybloom-live's BloomFilter with positions computed from the cleaner's hash. A position in each slice comes
+from 64 freshly mixed bits: double hashing modulo the slice size gives too many false positives at rates near 2e-9. pybloom-live's own class
+must not read such a filter, because it would report false negatives.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 @inline_kernel
 def _tail_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
-    """Return the last ``length % 8`` bytes of a key, little-endian. Reads no byte outside the key."""
     rest = length & 7
     if rest == 0:
         return np.uint64(0)
@@ -63,7 +61,7 @@ def _tail_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
 
 @inline_kernel
 def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint64, k1: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the SipHash-2-4-128 of ``buf[start:start + length]``, the low half first. Bounds are not checked."""
+    """Bounds are not checked. Returns SipHash-2-4-128, the low half first."""
     v0 = k0 ^ np.uint64(0x736F6D6570736575)
     v1 = k1 ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
     v2 = k0 ^ np.uint64(0x6C7967656E657261)
@@ -92,7 +90,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 @inline_kernel
 def key_hash_tag(h0: np.uint64) -> np.uint32:
-    """Return the lower 32 bits of a hash's first half; 1 for 0, because 0 marks empty cells."""
+    """The lower 32 bits of a hash's first half; 1 for 0, because 0 marks empty cells."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)
 
@@ -106,9 +104,7 @@ def hash_keys(
     k1: np.uint64,
     out: npt.NDArray[np.uint64],
 ) -> None:
-    """Write the hashes of n record keys to ``out``, shape (n, 2). A negative length stands for a record without a key and gives two
-    zeros.
-    """
+    """Write the hashes of n keys to ``out``, shape (n, 2): two zeros for a negative length, a record without a key."""
     for i in range(starts.size):
         if lengths[i] < 0:
             out[i, 0] = np.uint64(0)
@@ -118,7 +114,7 @@ def hash_keys(
 
 
 def siphash_key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
-    """Return a 16-byte hash key as two little-endian halves. Raises ValueError if it has another length."""
+    """Raises ValueError unless the key has 16 bytes. The halves are little-endian."""
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")
     return np.uint64(int.from_bytes(secret[:8], "little")), np.uint64(int.from_bytes(secret[8:], "little"))
@@ -133,7 +129,7 @@ BloomFilterBits = npt.NDArray[np.uint8]
 
 
 def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
-    """Return a key's bit in one slice, from 0 to ``bits_per_slice`` - 1, mixed as in splitmix64."""
+    """A key's bit in one slice, from 0 to ``bits_per_slice`` - 1, mixed as in splitmix64."""
     tag = (h0 & 0xFFFFFFFF) or 1
     x = (h1 + (slice_number + 1) * (tag * GOLDEN | 1)) & MASK
     x = ((x ^ (x >> 30)) * MIX_1) & MASK
@@ -156,9 +152,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter is over its
-        capacity.
-        """
+        """Hashes have shape (n, 2). Raises IndexError, before any bit is set, if the filter is over its capacity."""
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
         fresh = np.zeros(len(hashes), dtype=np.bool_)
@@ -166,13 +160,13 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.count += int(np.count_nonzero(fresh))
 
     def flag_possible_keys(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Flag the key hashes, shape (n, 2), that the filter may contain. False is certain."""
+        """Flag the key hashes, shape (n, 2), that may be in the filter."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possible_keys(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
-        """Return a copy. The inherited method would return pybloom-live's class, which computes other positions."""
+        """The inherited method would return pybloom-live's class, which computes other positions."""
         twin = type(self)(self.capacity, self.error_rate)
         twin.bitarray = self.bitarray.copy()
         twin.count = self.count
@@ -220,9 +214,7 @@ def _flag_possible_keys(
     candidate_rows: npt.NDArray[np.int64],
     out_flags: npt.NDArray[np.bool_],
 ) -> None:
-    """Set ``out_flags`` of possible keys; other flags stay. One slice after the other, so that it stays in the processor's cache.
-    :param candidate_rows: rows to test. Overwritten: rows still possible after a slice move to the front.
-    """
+    """Set ``out_flags`` of possible keys; other flags stay."""
     rows = len(candidate_rows)
     for number in range(slices):
         kept = 0

@@ -44,7 +44,6 @@ def empty_sketch() -> HyperLogLogRegisters:
 
 @kernel
 def add_to_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) -> None:
-    """Add key hashes, shape (n, 2), in place."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
         rest = h1 << np.uint64(PRECISION)
@@ -57,7 +56,6 @@ def add_to_sketch(sketch: HyperLogLogRegisters, hashes: npt.NDArray[np.uint64]) 
 
 
 def merge_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegisters:
-    """Return the sketch of all keys that are in any of the sketches."""
     merged = empty_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
@@ -65,7 +63,7 @@ def merge_sketches(sketches: Iterable[HyperLogLogRegisters]) -> HyperLogLogRegis
 
 
 def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
-    """Estimate the number of distinct keys; standard error 1.6 %."""
+    """Standard error 1.6 %."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
@@ -77,7 +75,6 @@ def estimate_distinct_keys(sketch: HyperLogLogRegisters) -> int:
 
 
 def _ertl_sigma(x: float) -> float:
-    """:param x: share of the registers that are still empty, less than 1."""
     power, total = 1.0, x
     while True:
         x *= x
@@ -89,7 +86,6 @@ def _ertl_sigma(x: float) -> float:
 
 
 def _ertl_tau(x: float) -> float:
-    """:param x: share of the registers that have not reached their maximum."""
     if x in (0.0, 1.0):
         return 0.0
     power, total = 1.0, 1 - x
@@ -165,10 +161,9 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemovableRecordCounts:
-    """Counts of records that a later round must remove or change, so that a clean segment is read although its filter contains no dirty
-    key. Transaction markers are not counted (see compactor.records.producers).
+    """Records that a later round must remove or change. Transaction markers are not counted.
     tombstones_without_horizon: get a delete horizon when the segment is next read; all of v0/v1 count.
-    keyless_records: removed when the segment is next read, unless the topic's rules keep them.
+    keyless_records: removed unless the topic's rules keep them.
     """
 
     tombstones: int = 0
@@ -177,7 +172,7 @@ class RemovableRecordCounts:
     keyless_records: int = 0
 
     def reason_to_read(self, now_ms: int, *, drops_keyless: bool = True) -> str:
-        """Return why the segment must be read now although its filter contains no dirty key; empty if nothing requires it."""
+        """The reason to read the segment now although its filter contains no dirty key; empty if there is none."""
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
@@ -193,8 +188,7 @@ class Sidecar:
     :param distinct_keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed (``sketch`` is all
     zeros), the number of records with a key.
     :param made_for: None if the segment has no key, or if a filter would cost more than it saves.
-    :param filter: None if there is none, and after ``decode_sidecar_head``.
-    :param inherited: whether filter and sketch are those of the replaced segment; they may contain keys that are gone.
+    :param filter: None also after ``decode_sidecar_head``.
     """
 
     segment_id: str
@@ -209,8 +203,8 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that the segment has none of ``probed_keys`` keys but its filter gives a false positive: 1 without a
-        filter, 0 without keys.
+        """Probability that the segment has none of ``probed_keys`` keys but its filter gives a false positive: 1 without a filter, 0
+        without keys.
         """
         if self.distinct_keys == 0:
             return 0.0
@@ -218,17 +212,17 @@ class Sidecar:
 
 
 class SidecarKeyHashCollector:
-    """Collector of a segment's key hashes for its sidecar, in any order and with repetitions."""
+    """Collector of a segment's key hashes, in any order and with repetitions."""
 
     def __init__(self, filter_design: FilterDesign | None) -> None:
-        """:param filter_design: for at least as many distinct keys as will be added; None for no filter."""
+        """:param filter_design: for at least as many distinct keys as will be added."""
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
         self._sketch = empty_sketch()
         self._rows = 0
 
     def add_record_key_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes, shape (n, 2). Raises IndexError if earlier calls exceeded the filter's design."""
+        """Key hashes have shape (n, 2). Raises IndexError if earlier calls exceeded the filter's design."""
         add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
@@ -242,7 +236,7 @@ class SidecarKeyHashCollector:
         producer_runs: ProducerRunOrMarkerTable,
         markers: ProducerRunOrMarkerTable,
     ) -> Sidecar:
-        """Return the sidecar of the segment whose keys were added. If none was, each record with a key counts as a distinct key."""
+        """If no key hash was added, each record with a key counts as a distinct key."""
         if self._filter is not None:
             keys = self._filter.count
         elif self._rows:
@@ -253,9 +247,7 @@ class SidecarKeyHashCollector:
 
 
 def estimate_union_keys(sidecars: Iterable[Sidecar]) -> int:
-    """Estimate the distinct keys of several segments together, within about 2 %. Too high if a segment's keys were not hashed: each
-    record with a key then counts.
-    """
+    """Within about 2 %; too high if a segment's keys were not hashed: each record with a key then counts."""
     sketched, rest = [], 0
     for sidecar in sidecars:
         if sidecar.sketch.any():
@@ -266,14 +258,12 @@ def estimate_union_keys(sidecars: Iterable[Sidecar]) -> int:
 
 
 def hash_key_fingerprint(hash_key: bytes) -> bytes:
-    """Return 8 bytes that identify a hash key without revealing it."""
+    """8 bytes that identify a hash key without revealing it."""
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
 def sidecar_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the MAC of joined parts.
-    :param purpose: at most 16 bytes, per kind of object, so that one cannot pass as another kind.
-    """
+    """:param purpose: at most 16 bytes, per kind of object, so that one cannot pass as another kind."""
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
     for part in parts:
         digest.update(part)
@@ -281,7 +271,7 @@ def sidecar_mac(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> 
 
 
 def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
-    """Serialize a sidecar. Equal contents give equal bytes."""
+    """Equal contents give equal bytes."""
     about = {
         "segment_id": sidecar.segment_id,
         "records": sidecar.records,
@@ -307,15 +297,15 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
 
 
 def sidecar_head_size_bytes(data: bytes) -> int:
-    """Return the number of bytes that ``decode_sidecar_head`` needs, from the sidecar's first 64 bytes or more. Raises SidecarUnusable
-    if they are not the start of a sidecar of this version.
+    """Bytes that ``decode_sidecar_head`` needs, from a sidecar's first 64 bytes or more. Raises SidecarUnusable if they are not the start
+    of a sidecar of this version.
     """
     return _FIXED.size + _parse_sidecar_fixed_part(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse the first ``sidecar_head_size_bytes`` bytes, or more; the result has no filter. Raises SidecarUnusable if damaged, or of
-    another segment or hash key.
+    """Parse the first ``sidecar_head_size_bytes`` bytes, or more, without the filter. Raises SidecarUnusable if damaged, or of another
+    segment or hash key.
     """
     found_key, head_size, _, head_mac, _ = _parse_sidecar_fixed_part(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
@@ -332,7 +322,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse a sidecar. Raises SidecarUnusable if damaged, or of another segment or hash key."""
+    """Raises SidecarUnusable as ``decode_sidecar_head`` does."""
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
     _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_fixed_part(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]

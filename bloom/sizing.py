@@ -1,7 +1,6 @@
-"""Size of a segment's Bloom filter, and whether it pays to have one.
+"""Size of a segment's Bloom filter.
 With 1 % false positives per *key* and N dirty keys, a segment without any of them is skipped with probability 0.99 ** N: almost never above
-458 keys. Therefore the guarantee is per segment: of the segments without a dirty key, at most the share USELESS_RATE is read. 1 % per
-segment with 5 million keys is 2e-9 per key, about 42 bits per key.
+458 keys. Therefore the guarantee is per segment: of the segments without a dirty key, at most the share USELESS_RATE is read.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ TRIAL = 50
 @dataclass(frozen=True)
 class FilterDesign:
     """Parameters of a Bloom filter.
-    keys: distinct keys for which it is made.
     probes: distinct keys that a round is expected to look up.
     rate: probability of a false positive per key looked up.
-    bytes: size of the filter.
     """
 
     keys: int
@@ -35,17 +32,17 @@ class FilterDesign:
 
 
 def rate_per_key(probed_keys: int, useless_read_probability: float = USELESS_RATE) -> float:
-    """Return the false positive rate per key at which ``probed_keys`` absent keys give a false positive with the given probability."""
+    """False positive rate per key at which ``probed_keys`` absent keys give a false positive with the given probability."""
     return -math.expm1(math.log1p(-useless_read_probability) / max(1, probed_keys))
 
 
 def useless_probability(rate_per_key: float, probed_keys: int) -> float:
-    """Return the probability of a false positive among ``probed_keys`` absent keys."""
+    """Probability of a false positive among ``probed_keys`` absent keys."""
     return -math.expm1(probed_keys * math.log1p(-rate_per_key))
 
 
 def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
-    """Return the size of a filter's bit array, by pybloom-live's formula."""
+    """Size of a bit array, by pybloom-live's formula."""
     slices = math.ceil(math.log2(1 / rate_per_key))
     return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
@@ -53,9 +50,7 @@ def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
 def is_filter_worthwhile(
     filter_bytes: int, false_positive_rate: float, probed_keys: int, segment_bytes: int, segment_skip_rate: float = SKIP_RATE
 ) -> bool:
-    """Return whether a filter saves more bytes in one round than it costs: it is written once and fetched once. It saves the segment's
-    download if no dirty key is in the segment (``segment_skip_rate``) and there is no false positive. Smaller rewrites and later rounds are
-    not counted.
+    """True if a filter saves more bytes in one round than writing and fetching it costs. Later rounds are not counted.
     :param false_positive_rate: per key.
     """
     return segment_bytes * segment_skip_rate * (1 - useless_probability(false_positive_rate, probed_keys)) > 2 * filter_bytes
@@ -70,8 +65,8 @@ def design_filter(
     max_useless_read_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
-    """Return the parameters of a filter, or None if it would cost more than it saves or exceed ``max_bytes`` (None for no limit).
-    :param segment_skip_rate: expected share of segments without any dirty key.
+    """Returns None if the filter would cost more than it saves or exceed ``max_bytes``.
+    :param segment_skip_rate: expected share without any dirty key.
     :param max_useless_read_rate: share of these that may be downloaded in vain.
     """
     if key_count <= 0:

@@ -27,7 +27,7 @@ TopicPartitionName = tuple[str, int]
 
 
 def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
-    """Return the first dirty offset by (topic, partition). Raises BadData if the text is not valid."""
+    """Raises BadData if the text is not valid."""
     offsets: dict[TopicPartitionName, int] = {}
     for number, (topic, partition, offset) in _parse_checkpoint_entries(text, 3, source_name):
         offsets[topic, _parse_signed_integer(partition, number, source_name, INT32)] = _parse_signed_integer(offset, number, source_name)
@@ -35,9 +35,7 @@ def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offse
 
 
 def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
-    """Return the lineage, ascending. Raises BadData if the text is not valid, which includes epochs that do not ascend and offsets that
-    descend.
-    """
+    """Raises BadData if the text is not valid, which includes epochs that do not ascend and offsets that descend."""
     entries: list[EpochEntry] = []
     for number, (epoch, start) in _parse_checkpoint_entries(text, 2, source_name):
         entry = EpochEntry(
@@ -54,12 +52,11 @@ def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-ch
 
 
 def format_leader_epoch_checkpoint(lineage: Sequence[EpochEntry]) -> str:
-    """Return the text of a ``leader-epoch-checkpoint``, as Kafka writes it."""
     return _format_checkpoint([f"{entry.epoch} {entry.start_offset}" for entry in lineage])
 
 
 def format_offsets_as_checkpoint(offsets: Mapping[TopicPartitionName, int]) -> str:
-    """Return the text of an offset checkpoint by (topic, partition), such as ``log-start-offset-checkpoint``, as Kafka writes it."""
+    """Text of an offset checkpoint, such as ``log-start-offset-checkpoint``, as Kafka writes it."""
     return _format_checkpoint([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())])
 
 
@@ -68,7 +65,7 @@ def _format_checkpoint(lines: Sequence[str]) -> str:
 
 
 def _parse_checkpoint_entries(text: str, fields_per_entry: int, source_name: str) -> list[tuple[int, list[str]]]:
-    """Return (line number, fields) of each entry. Raises BadData."""
+    """The (line number, fields) of each entry."""
     lines = text.splitlines()
     if not lines:
         return []

@@ -15,8 +15,6 @@ from compactor.constants import NO_LEADER_EPOCH, LeaderEpoch, Offset
 
 @dataclass(frozen=True, slots=True, order=True)
 class EpochEntry:
-    """A line of a leader-epoch-checkpoint: a leader epoch and its first offset."""
-
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     epoch: LeaderEpoch
@@ -27,9 +25,7 @@ Lineage = tuple[EpochEntry, ...]
 
 
 def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
-    """Return the lineage of neighbouring segments together: each epoch that any of them has, with its smallest start offset. The segment
-    that replaces them must have it (coverage, I1).
-    """
+    """Each epoch of neighbouring segments, with its smallest start offset. The segment that replaces them must have it (coverage, I1)."""
     starts: dict[LeaderEpoch, int] = {}
     for lineage in lineages:
         for entry in lineage:
@@ -38,17 +34,16 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
 
 
 def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """Return ``lineage`` followed by the entries of ``newer`` whose epochs are greater than its last epoch."""
+    """Append the entries of ``newer`` whose epochs are greater than the last one of ``lineage``."""
     last = lineage[-1].epoch if lineage else -1
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
 def restore_truncated_front(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
-    """Return the given lineage with the entries that the broker's retention removed from its start, taken from the known lineage of the
-    same log.
+    """Restore the entries that retention removed from the start of the given lineage, from the known lineage of the same log.
 
     When the log start rises, Kafka (LeaderEpochFileCache.truncateFromStart) drops the epochs below it and moves the start of the first
-    remaining epoch up to it. The result has the dropped epochs again, and the first remaining epoch with its known start.
+    remaining epoch up to it.
     """
     if not given_lineage:
         return tuple(known_lineage)
@@ -59,20 +54,20 @@ def restore_truncated_front(known_lineage: Sequence[EpochEntry], given_lineage: 
 
 
 def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Lineage:
-    """Return the entries whose epochs begin before offset ``end_offset``."""
+    """Drop the epochs that begin at or after ``end_offset``."""
     return tuple(entry for entry in lineage if entry.start_offset < end_offset)
 
 
 def first_contradicting_offset(
     known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
 ) -> int | None:
-    """Return the first offset at which two lineages contradict each other, so that they belong to different logs; None if one log continues
-    the other, or if a lineage is empty. End offsets are exclusive.
+    """First offset at which two lineages contradict each other; None if one log continues the other, or if a lineage is empty. End offsets
+    are exclusive.
 
     Only offsets that both logs contain are compared, because retention removes the front of a log, and an earlier copy of a log is shorter.
-    There are two exceptions. A newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader
-    writes the epoch's entry before its first batch. A newer epoch in the known lineage that begins at or after ``known_end_offset`` counts
-    if the given log has an older epoch there.
+    Exceptions: A newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader writes the
+    epoch's entry before its first batch. A newer epoch in the known lineage that begins at or after ``known_end_offset`` counts if the
+    given log has an older epoch there.
     """
     if not known_lineage or not given_lineage:
         return None
@@ -91,8 +86,8 @@ def first_contradicting_offset(
 def first_divergent_offset(
     old_lineage: Sequence[EpochEntry], old_end_offset: int, new_lineage: Sequence[EpochEntry], new_end_offset: int
 ) -> int | None:
-    """Return the first offset before ``old_end_offset`` that has another leader epoch in the new lineage, or that is at or after the new
-    log's end; None if there is no such offset, or if a lineage is empty. End offsets are exclusive.
+    """First offset before ``old_end_offset`` that has another leader epoch in the new lineage, or that is at or after the new log's end;
+    None if there is no such offset, or if a lineage is empty. End offsets are exclusive.
 
     Offsets before the later of the two lineages' starts are not compared: retention and DeleteRecords remove the front of a lineage only.
     """
@@ -108,9 +103,7 @@ def first_divergent_offset(
 
 
 def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch:
-    """Return the epoch that wrote the record at an offset: that of the last entry that begins at or before it. -1 if the offset is before
-    the first entry.
-    """
+    """Epoch of the last entry that begins at or before ``offset``; -1 before the first entry."""
     epoch = NO_LEADER_EPOCH
     for entry in lineage:
         if entry.start_offset > offset:

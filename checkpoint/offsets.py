@@ -16,7 +16,7 @@ from compactor.constants import CompactorEpoch, Offset
 
 @dataclass(frozen=True, slots=True, order=True)
 class CleanerOffset:
-    """Entry of the vector: a compactor epoch and the offset up to which it has cleaned, exclusive."""
+    """A compactor epoch and the offset up to which it has cleaned, exclusive."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -28,7 +28,7 @@ CleanerOffsetVector = tuple[CleanerOffset, ...]
 
 
 def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
-    """Return why a vector is invalid; empty: epochs ascend strictly, offsets do not descend, nothing is negative."""
+    """Reason why a vector is invalid, or empty: epochs ascend strictly, offsets do not descend, nothing is negative."""
     for entry in vector:
         if entry.leader_epoch < 0 or entry.offset < 0:
             return f"entry {entry.leader_epoch}:{entry.offset} is negative"
@@ -39,13 +39,13 @@ def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
 
 
 def first_dirty_offset_in(vector: Sequence[CleanerOffset]) -> int:
-    """Return the offset of the last entry; 0 if the vector is empty."""
+    """Offset of the last entry; 0 if the vector is empty."""
     return vector[-1].offset if vector else 0
 
 
 def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> CleanerOffsetVector:
-    """Return the vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of the same epoch
-    is replaced. Raises ValueError if the epoch or the offset is less than in the last entry.
+    """Add a round that cleaned up to ``offset`` (exclusive). An earlier entry of the same epoch is replaced. Raises ValueError if the epoch
+    or the offset is less than in the last entry.
     """
     if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
         raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
@@ -54,17 +54,14 @@ def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: Com
 
 
 def has_epoch_cleaned_below(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
-    """Return whether the vector records that an epoch has cleaned all offsets less than ``offset``. False if the epoch has no entry."""
+    """True if the vector records that an epoch has cleaned all offsets less than ``offset``."""
     return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
 def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> CleanerOffsetVector:
-    """Return the vector without the entries of epochs to which no segment refers. The last entry always stays: it says where the dirty part
-    begins.
-    """
+    """Drop the epochs to which no segment refers. The last entry always stays: it says where the dirty part begins."""
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
 def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> CleanerOffsetVector:
-    """Return the vector with each offset limited to ``max_offset``."""
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

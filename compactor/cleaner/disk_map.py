@@ -68,7 +68,7 @@ SpoolRows = npt.NDArray[Any]
 
 
 class DiskReservation(Protocol):
-    """Reservation of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
+    """Grows before bytes are written and shrinks after they are deleted."""
 
     def reserve_bytes_on_disk(self, byte_count: int, /) -> None:
         """Raises OutOfBudget if the disk budget does not have the bytes."""
@@ -90,8 +90,6 @@ NO_LIMIT: Final = _UnlimitedDiskReservation()
 
 @dataclass(frozen=True, slots=True)
 class HashRangeSpan:
-    """Hash ranges [first, first + count) of ``total`` equal ranges."""
-
     count: int
     first: int = 0
     total: int = 0
@@ -103,13 +101,12 @@ class HashRangeSpan:
 
     @staticmethod
     def of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
-        """Return the hash ranges of one of several equal parts of the keys."""
         return HashRangeSpan(ranges_per_part, part_number * ranges_per_part, part_count * ranges_per_part)
 
 
 @dataclass(frozen=True, slots=True)
 class _SortedRowBlock:
-    """position: in the file. begins: first row of each hash range, then the number of rows. crcs: per hash range."""
+    """Block in a file. ``begins``: first row of each hash range, then the number of rows; ``crcs``: per range."""
 
     position: int
     begins: npt.NDArray[np.int64]
@@ -120,9 +117,7 @@ class _SortedRowBlock:
 
 
 class HashRangeRowFile:
-    """File that sorts rows by hash range. Rows are added to numbered sections, which are read range by range. The file exists until
-    ``close``.
-    :param disk_reservation: reserves the bytes of every write.
+    """File that sorts rows by hash range. Rows are added to numbered sections, which are read range by range.
     :param words_per_row: at least three.
     """
 
@@ -153,7 +148,7 @@ class HashRangeRowFile:
         return self.size // self._row_bytes + self._fill
 
     def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
-        """Rows of hash ranges that this file does not hold are skipped. Raises OutOfBudget if the disk budget, or the disk, is used up."""
+        """Rows of other hash ranges are skipped. Raises OutOfBudget if the disk budget, or the disk, is used up."""
         if section_number != self._section:
             self.write_buffered_rows()
             self._section = section_number
@@ -174,8 +169,8 @@ class HashRangeRowFile:
         return sum(block.range_row_count(range_number) for block in self._blocks.get(section_number, ()))
 
     def read_range_rows(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
-        """Yield the rows of a section in one range, in the order in which they were added, each array valid until the next one is
-        requested. Raises StoreError if a checksum does not match.
+        """Yield rows in the order in which they were added, each array valid until the next one is requested. Raises StoreError if a
+        checksum does not match.
         """
         self.write_buffered_rows()
         self._sorted = None
@@ -184,13 +179,12 @@ class HashRangeRowFile:
                 yield self._read_block_ranges(block, range_number, range_number + 1)
 
     def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
-        """Yield the rows block by block, valid until the next one is requested. Raises StoreError if a checksum does not match."""
+        """Yield blocks, each valid until the next one is requested. Raises StoreError if a checksum does not match."""
         self.write_buffered_rows()
         for block in self._blocks.get(section_number, ()):
             yield self._read_block_ranges(block, 0, self.ranges.count)
 
     def write_buffered_rows(self) -> None:
-        """Sort the rows that are in memory, and write them to the file as a block."""
         if not self._fill:
             return
         out = self._sorted if self._sorted is not None else np.empty_like(self._buffer)
@@ -202,7 +196,7 @@ class HashRangeRowFile:
         self._sorted, self._fill = out, 0
 
     def close(self) -> None:
-        """Remove the file and release the reservation. A second call does nothing."""
+        """Remove the file. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -230,7 +224,6 @@ class HashRangeRowFile:
         self.size += len(data)
 
     def _read_block_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Rows in the buffer that are not written yet would be lost."""
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
         data, done = view_as_bytes(rows), 0
@@ -257,7 +250,7 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 @inline_kernel
 def hash_range_of_word(first_word: np.uint64, range_count: int) -> int:
-    """Return a row's hash range, from the lower half of its first word, because hash tables take their cells from the upper half."""
+    """A row's hash range, from the lower half of its first word, because hash tables take their cells from the upper half."""
     return np.int64(high_product_word((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
@@ -276,9 +269,7 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 def _copy_rows(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
-    """Append the rows of the wanted ranges until ``out_rows`` is full. Return the next row to read, and the number of rows in ``out_rows``.
-    :param range_count: number of equal ranges of the hash.
-    """
+    """Append rows until ``out_rows`` is full; return the next row to read, and the number of rows in ``out_rows``."""
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
         if first_range <= hash_range_of_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
@@ -292,10 +283,7 @@ def _copy_rows(
 def sort_rows(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
-    """Sort rows by hash range, keeping their order within a range. Return each range's first row, and ``row_count`` at the end.
-    :param range_count: number of equal ranges of the hash.
-    :param first_range, sorted_range_count: the ranges to which all these rows belong.
-    """
+    """Sort rows by hash range, keeping their order within a range. Return each range's first row, and ``row_count`` at the end."""
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
         begins[hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
@@ -326,21 +314,21 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans(row_count: int, available_disk_bytes: int) -> int:
-    """Return the number of scans, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free, because the
-    parts are not exactly equal.
+    """Number of scans, each for an equal part of the keys, with which the rows fit the disk. A tenth stays free, because the parts are not
+    exactly equal.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
 
 def stored_hashes(rows: KeyRows) -> Hashes:
-    """Return the rows' hashes, shape (n, 2). Bits that rows do not store, and that neither key sets nor Bloom filters use, are zero."""
+    """Hashes have shape (n, 2). Bits that rows do not store, and that neither key sets nor Bloom filters use, are zero."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
 
 
 class DiskOffsetMap:
     """Offset map on local disk: the newest record of each key in the dirty range, and the records below it whose key the range does not
-    have. ``close`` removes its file.
+    have.
     """
 
     def __init__(
@@ -354,7 +342,6 @@ class DiskOffsetMap:
         key_part_count: int = 1,
     ) -> None:
         """:param map_budget_bytes: memory for the keys of one hash range.
-        :param expected_row_count: estimated number of rows with a key; it sizes the hash ranges.
         :param key_part_number, key_part_count: the map takes only this part of the keys. A row survives if the bitmap of any part has its
         bit set.
         :raises OutOfBudget: if the map budget is less than the smallest hash table needs.
@@ -374,19 +361,19 @@ class DiskOffsetMap:
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
-        """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
+        """Rows come newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
         :param hashes: shape (n, 2).
         :param ordinals: the rows' bits in ``survivor_bitmap``, less than 2^32 - 1.
         """
         self._add_key_rows(DIRTY, hashes, self._require_valid_ordinals(ordinals))
 
     def add_known_keys(self, hashes: Hashes) -> None:
-        """Add keys whose newest records are known: later rows of such a key do not survive. Must be called before ``add_dirty_rows``."""
+        """Later rows of these keys do not survive. Must be called before ``add_dirty_rows``."""
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
-        """Add rows below the dirty range, in any order. A row survives unless the dirty range has its key."""
+        """A row survives unless the dirty range has its key."""
         self._add_key_rows(CLEAN, hashes, self._require_valid_ordinals(ordinals))
 
     @property
@@ -394,7 +381,6 @@ class DiskOffsetMap:
         return self._spool.size
 
     def flag_own_keys(self, hashes: Hashes) -> Flags:
-        """Flag the keys that belong to the map's part of the keys."""
         answer = np.empty(len(hashes), dtype=np.bool_)
         _flag_keys_in_ranges(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
@@ -406,7 +392,7 @@ class DiskOffsetMap:
 
     @measure_stage(SegmentWorkStage.MAP)
     def survivor_bitmap(self, row_count: int) -> RowBitmap:
-        """Return a bitmap of ordinals below ``row_count``, in the bit order of ``np.packbits``: set if a row with that ordinal survives."""
+        """Bitmap of ordinals below ``row_count``, in the bit order of ``np.packbits``: set if the row survives."""
         if self._most >= row_count:
             raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
         bitmap = np.zeros((row_count + 7) // 8, dtype=np.uint8)
@@ -415,7 +401,7 @@ class DiskOffsetMap:
         return bitmap
 
     def close(self) -> None:
-        """Remove the file and release its reservation. A second call does nothing."""
+        """Remove the file. A second call does nothing."""
         self._spool.close()
 
     def __enter__(self) -> Self:
@@ -490,10 +476,8 @@ def _flag_keys_in_ranges(hashes: Hashes, range_count: int, first_range: int, par
 def mark_newest_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> int:
-    """Set the bit of each key's first row, which is the newest, and add the key to the set. Return ``len(rows)``, or the first row for
-    which the set has no space.
-    :param first_row: to begin with, when the call continues an earlier one.
-    :param range_count, range_number: only rows in this one of equal hash ranges.
+    """Set the bit of each key's first row, which is the newest. Return ``len(rows)``, or the first row for which the set has no space.
+    :param range_count, range_number: only rows in this hash range.
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
@@ -511,7 +495,6 @@ def mark_newest_rows(
 def mark_absent_rows(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
-    """Set the bits of the rows in the hash range whose key is not in the set."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_hash_half(rows, row + AHEAD), state[CAPACITY]))
@@ -539,7 +522,6 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     3. ``scan_clean_segment_keys`` of the segments with rows to look up, in any order.
     4. ``end_key_part``. The survivors are known after the last part.
     :param key_set: None to keep all keys on disk. Several parts require None.
-    :param open_disk_map: (number of the part, number of parts) -> offset map.
     """
 
     def __init__(
@@ -570,17 +552,16 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def key_scan(self) -> KeyScanParameters:
-        """Return the scan's parameters, after the first part without the gate, which has read all keys by then."""
+        """The parameters after the first part have no gate, which has read all keys by then."""
         return self._scan
 
     @property
     def are_rows_on_disk(self) -> bool:
-        """Return whether the current part's rows are on disk, so that rows below the dirty range must be looked up during the scan."""
+        """True if rows below the dirty range must be looked up during the scan."""
         return self._map is not None
 
     @property
     def has_spilled(self) -> bool:
-        """Return whether keys are or were on disk."""
         return self._map is not None or self._entries > 0
 
     @override
@@ -611,13 +592,11 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield hashes, shape (n, 2), of the current part's dirty keys, with repetitions."""
+        """Yield hashes, shape (n, 2), of the current part, with repetitions."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment_keys(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
-        """Add the rows of a segment below the dirty range to the disk map, if there is one; pass 2 looks such rows up in a set in
-        memory. Raises BadData, OutOfBudget.
-        """
+        """Without a disk map nothing is read: pass 2 looks the rows up in memory. Raises BadData, OutOfBudget."""
         if self._map is None:
             return
         key_scan = self._scan
@@ -648,7 +627,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
     def end_key_part(self) -> None:
-        """Find which rows of the current part survive. Raises OutOfBudget, StoreError."""
+        """Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
             return
@@ -668,12 +647,11 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file that a failed scan leaves. A second call does nothing."""
+        """Remove the file that a failed scan leaves."""
         if self._map is not None:
             self._map.close()
 
     def free_key_set(self) -> None:
-        """Afterwards no key can be looked up."""
         self._entries, self._peak = self.key_count, self.peak_bytes
         self._set = KeyHashSet(MIN_MAP_BYTES)
 

@@ -71,13 +71,13 @@ KeySetState = npt.NDArray[np.int64]
 
 @inline_kernel
 def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
-    """Return a key's home: its hash scaled to the capacity."""
+    """A key's home: its hash scaled to the capacity."""
     return np.int64(high_product_word(h1, np.uint64(capacity)))
 
 
 @inline_kernel
 def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> int:
-    """Return the key's cell, or the bitwise complement of the empty one where it would be stored.
+    """The key's cell, or the bitwise complement of the empty one where it would be stored.
     :param capacity: number of homes.
     :param tag: 32 bits of the first half of the hash, never 0.
     """
@@ -95,7 +95,7 @@ def find_key_cell(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHa
 
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> int:
-    """Return 1 if the key was added, 0 if it was there, -1 if there is no space."""
+    """1 if the key was added, 0 if it was there, -1 if there is no space."""
     tag = key_hash_tag(h0)
     cell = find_key_cell(table, state[CAPACITY], tag, h1)
     if cell >= 0:
@@ -117,7 +117,7 @@ def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: K
 
 @kernel
 def put_keys_until_full(table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]) -> int:
-    """Add keys in order, and set ``out_first_seen`` where a key was absent. Return ``len(hashes)``, or the first row for which there is
+    """Set ``out_first_seen`` where a key was absent. Return ``len(hashes)``, or the first row for which there is
     no space.
     """
     rows = len(hashes)
@@ -153,7 +153,7 @@ def longest_filled_run(table: HashTable, cell_count: int) -> int:
 
 @kernel
 def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
-    """Move the entries to their places in a larger table, the last run of filled cells first: a home never moves towards the start.
+    """The last run of filled cells moves first: a home never moves towards the start.
     :param scratch: as many cells as the longest run of filled cells.
     """
     cell = old_capacity - 1
@@ -179,9 +179,7 @@ class KeyHashSet:
     """Set of key hashes that takes at most ``budget_bytes`` of memory. One thread may write; several may read while none writes."""
 
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
-        """:param expected_key_count: for which the set is sized at first.
-        :raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory.
-        """
+        """:raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory."""
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
             raise OutOfBudget(f"a map budget of {format_size(budget_bytes)} is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
@@ -198,13 +196,13 @@ class KeyHashSet:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the set, which never shrinks."""
+        """The set never shrinks."""
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> int:
-        """Insert hashes, shape (n, 2), in order, and set ``out_first_seen`` where a key was absent. Return n, or the first row for which
-        the budget has no space.
+        """Set ``out_first_seen`` where a key was absent; hashes have shape (n, 2). Return n, or the first row for which the budget has no
+        space.
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
@@ -226,7 +224,7 @@ class KeyHashSet:
         return True
 
     def iterate_key_hashes(self, max_rows: int = 1 << 16) -> Iterator[Hashes]:
-        """Yield all keys, shape (n, 2), in chunks. Bits that neither sets nor Bloom filters use are zero."""
+        """Chunks have shape (n, 2). Bits that neither sets nor Bloom filters use are zero."""
         cells = self.table[: 3 * int(self.state[CELLS])].reshape(-1, 3)
         for begin in range(0, len(cells), max_rows):
             chunk = cells[begin : begin + max_rows].astype(np.uint64)
@@ -245,7 +243,7 @@ ABSENT = -1
 
 @inline_kernel
 def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> int:
-    """Return the key's cell, or the bitwise complement of the empty one where it would be stored. ``h0`` is not 0."""
+    """Like ``find_key_cell``; ``h0`` is not 0."""
     cell = first_cell_to_probe(h1, cell_count)
     while True:
         found = table[3 * cell]
@@ -258,14 +256,13 @@ def find_bounded_cell(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHa
 
 @inline_kernel
 def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
-    """Return 1 for 0, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @kernel
 def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
-    """Add keys in ascending order of offsets, keeping each key's latest, until the map is full. Return the number of rows taken. As in
-    Kafka, the first row that comes when the map is full ends the pass, even if its key is in the map.
+    """Add keys in ascending order of offsets. Return the number of rows taken. As in Kafka, the first row that comes when the map is full
+    ends the pass, even if its key is in the map.
     """
     cells = state[CELLS]
     for row in range(len(hashes)):
@@ -284,7 +281,7 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
 
 @kernel
 def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
-    """Set ``out_offsets`` to the last offset put for each key, or to ABSENT."""
+    """Absent keys get ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
@@ -295,10 +292,10 @@ def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_o
 
 
 class BoundedOffsetMap:
-    """Offset map with Kafka's limit (SkimpyOffsetMap): full with ``max_keys`` keys, of 32 bytes each."""
+    """Offset map with Kafka's limit (SkimpyOffsetMap), 32 bytes a key."""
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
-        """:param max_record_count: upper bound of the rows that will be put; no more keys get memory.
+        """:param max_record_count: upper bound.
         :raises OutOfBudget: if the system cannot provide the memory.
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
@@ -320,7 +317,7 @@ class BoundedOffsetMap:
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
-        """Add rows in ascending order of offsets. The map is full if fewer rows are taken than given."""
+        """Offsets ascend. The map is full if fewer rows are taken than given."""
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(SegmentWorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
@@ -337,7 +334,7 @@ HashesAndRowNumbers = tuple[Hashes, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class SurvivorCountsByBatch:
-    """Survivors of each batch of a segment, as pass 1 found them.
+    """Survivors of each batch of a segment.
     kept: their number, -1 if unknown.
     tombstones: whether some of them are tombstones.
     keyless: records without a key in the dirty range; ``kept`` counts them only if the rules keep them.
@@ -349,21 +346,18 @@ class SurvivorCountsByBatch:
 
 
 class SurvivorLookup(Protocol):
-    """Result of pass 1 for pass 2: which records have a later record of the same key."""
-
     @property
     def last_mapped_offset(self) -> int:
-        """Return the last offset that the map covers. Records after it stay."""
+        """Records after this offset stay."""
 
     @property
     def key_count(self) -> int: ...
 
     @property
-    def peak_bytes(self) -> int:
-        """Return the largest memory of the map so far."""
+    def peak_bytes(self) -> int: ...
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return counts, -1 where records must be read; None if no count is known."""
+        """Counts are -1 where records must be read; None if no count is known."""
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         """Flag the rows whose key a later record within the mapped offsets has."""
@@ -374,7 +368,6 @@ class KeyScanParameters:
     """Parameters of pass 1, for the offsets [first_dirty, end).
     rules: if given, the backward scan cleans a compressed chunk at once if it knows which of its records survive, and stores the result in
     ``finished``.
-    second_reader: receives the chunks that were decompressed.
     """
 
     sources: Sequence[SourceSegment]
@@ -388,17 +381,15 @@ class KeyScanParameters:
     second_reader: SecondReader | None = None
 
     def dirty_segments(self) -> list[tuple[SourceSegment, Flags]]:
-        """Return the segments that pass 1 reads, each with a flag per batch: whether its records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
         return [(source, self.flag_dirty_batches(source)) for source in dirty]
 
     def flag_dirty_batches(self, source: SourceSegment) -> Flags:
-        """Flag the batches that may have records for the offset map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def flag_clean_batches(self, source: SourceSegment) -> Flags:
-        """Flag the batches that may have records below the dirty range, which are looked up in the map."""
+        """Batches that may have records below the dirty range."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -413,8 +404,7 @@ class KeyScanParameters:
         is_backwards: bool,
         hashes_rows_below_dirty_range: bool = False,
     ) -> list[HashedChunkKeys]:
-        """Hash the keys of the batches [first_batch, end_batch), chunk by chunk, into the thread's buffers.
-        :param is_backwards: chunks, and rows within them, in descending order.
+        """Hash the keys of the batches [first_batch, end_batch) into the thread's buffers; ``is_backwards``: chunks and rows descend.
         :param hashes_rows_below_dirty_range: instead of the rows that may enter the map.
         """
         low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
@@ -437,7 +427,7 @@ class KeyScanParameters:
 
 @dataclass(frozen=True, slots=True)
 class HashedChunkKeys:
-    """Key hashes of a chunk, shape (n, 2). picked: the row of each hash.
+    """Key hashes of a chunk, shape (n, 2).
     rows: None if the batches came in several chunks, because the next one overwrites these columns.
     """
 
@@ -452,7 +442,6 @@ class HashedChunkKeys:
     second_reader_rows: KeyTableRowsAndBatchCount | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
-        """Return a copy that stays valid when the thread's buffers are reused."""
         return replace(
             self,
             hashes=self.hashes.copy(),
@@ -465,7 +454,7 @@ class HashedChunkKeys:
 
 
 class SegmentSurvivorBitmap:
-    """Bitmap of the survivors of one dirty segment, with the position of each batch's first bit, or -1."""
+    """Survivors of one dirty segment, with the position of each batch's first bit, or -1."""
 
     def __init__(self, batch_count: int) -> None:
         self.begin = np.full(batch_count, -1, np.int64)
@@ -490,9 +479,7 @@ class SegmentSurvivorBitmap:
         are_flags_final: bool,
         drops_keyless: bool = True,
     ) -> None:
-        """:param are_flags_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
-        :param drops_keyless: whether records without a key are removed; if not, they count as survivors.
-        """
+        """:param are_flags_final: whether the flags will not change."""
         chunk, first_row = hashed.chunk, hashed.first_row
         some = slice(chunk.first, chunk.last)
         self.begin[some] = np.where(chunk.wanted, 8 * self._size + first_row[:-1], -1)
@@ -524,7 +511,6 @@ class SegmentSurvivorBitmap:
 
     @measure_stage(SegmentWorkStage.DECIDE)
     def flag_chunk_superseded(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
-        """Flag the rows whose key a later record has."""
         out = np.zeros(int(first_row[-1]), np.bool_)
         _unpack_superseded_flags(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
@@ -532,7 +518,7 @@ class SegmentSurvivorBitmap:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentScanState:
-    """:param decisions: None if no chunk may be cleaned during the scan."""
+    """Scan of one segment; ``decisions`` is None if no chunk may be cleaned during the scan."""
 
     source: SourceSegment
     bits: SegmentSurvivorBitmap
@@ -552,9 +538,7 @@ ChunkWithKnownSurvivors = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 
 
 class BackwardSurvivorScan:
-    """Scan of a log from its end for the newest record of each key. Afterwards a bitmap tells which records of the dirty range survive;
-    an earlier record survives if the key set does not have its key.
-    """
+    """Scan of a log from its end: an earlier record survives if the key set does not have its key."""
 
     def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
         self._scan = key_scan
@@ -576,9 +560,7 @@ class BackwardSurvivorScan:
     def scan_dirty_segment_keys(
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
-        """Find the survivors of one dirty segment. Segments are passed in descending order. Raises BadData; OutOfBudget if the set is full.
-        :param cleans_chunks_while_reading: compressed ones, as the outcomes of their transactions are known.
-        """
+        """Segments are passed in descending order. Raises BadData; OutOfBudget if the set is full."""
         self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
     def scan_dirty_segments(
@@ -588,9 +570,7 @@ class BackwardSurvivorScan:
         *,
         cleans_chunks_while_reading: bool = True,
     ) -> None:
-        """Find the survivors of dirty segments, in descending order. Workers begin the next one while the last chunks of one are
-        processed.
-        """
+        """Segments come in descending order; workers begin the next one while the last chunks of one are processed."""
         key_scan = self._scan
         begun: list[_SegmentScanState] = []
 
@@ -643,7 +623,7 @@ class BackwardSurvivorScan:
         return _SegmentScanState(source, bits, decisions)
 
     def _clean_known_chunk(self, buffers: ReusableJobBuffers, decided: ChunkWithKnownSurvivors | None) -> None:
-        """Clean a chunk while its records are decompressed, and store the result for pass 2, unless its survivors are not known yet."""
+        """Clean a chunk while it is decompressed, unless its survivors are not known yet."""
         key_scan = self._scan
         if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_cache_space_left:
             return
@@ -662,7 +642,7 @@ class BackwardSurvivorScan:
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
     def _flag_newest_rows(self, hashed: HashedChunkKeys) -> FlagsAndWhetherTheyAreFinal:
-        """Flag the first row of each key; return whether the flags are final."""
+        """The second result tells whether the flags are final."""
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_keys_until_full(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
@@ -678,7 +658,7 @@ class BackwardSurvivorScan:
         return None if bits is None else SurvivorCountsByBatch(bits.kept, bits.tombstones, bits.keyless)
 
     def count_keyless_records(self) -> KeylessRecords:
-        """Count the records without a key in the dirty segments scanned so far."""
+        """Records in the dirty segments scanned so far."""
         return reduce(KeylessRecords.plus, (bits.keyless_records for bits in self._bits.values()), KeylessRecords())
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
@@ -699,9 +679,7 @@ class BackwardSurvivorScan:
 
 
 def count_keyless_rows(offset: Int64s, key_length: Int32s, first_offset: int, keyless_count: int | None = None) -> KeylessRecords:
-    """Count the rows without a key from ``first_offset`` on. Offsets ascend.
-    :param keyless_count: their number, if it is known.
-    """
+    """Offsets ascend; ``keyless_count`` is the number, if known."""
     first = int(np.searchsorted(offset, first_offset)) if len(offset) and offset[0] < first_offset else 0
     records, last = len(offset) - first, -1
     if keyless_count != 0:
@@ -718,8 +696,6 @@ def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, w
 
 
 class BoundedMapSurvivors:
-    """Survivors found with Kafka's own offset map."""
-
     def __init__(self, key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap) -> None:
         self._scan = key_scan
         self._table = bounded_map
@@ -745,7 +721,7 @@ class BoundedMapSurvivors:
         return superseded
 
     def try_add_chunk(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
-        """Return False if the map is full, so that the scan must end."""
+        """False if the map is full."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
@@ -773,7 +749,7 @@ class BoundedMapSurvivors:
 
 
 def find_bounded_survivors(key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap, workers: WorkerThreads) -> BoundedMapSurvivors:
-    """Read the dirty range in order until Kafka's bounded map is full. Raises BadData."""
+    """Read the dirty range in order until the map is full. Raises BadData."""
     found = BoundedMapSurvivors(key_scan, bounded_map)
     for source, wanted in key_scan.dirty_segments():
         # Chunks without a record that may enter count as read too, so they are not left out.
@@ -822,7 +798,7 @@ def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s,
 
 @kernel
 def _count_rows_with_key(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
-    """Count the rows with a key and an offset in [first_offset, end_offset)."""
+    """Offsets are in [first_offset, end_offset)."""
     count = 0
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
@@ -887,9 +863,7 @@ def _count_survivors_by_batch(
     out_tombstone_flags: Flags,
     out_keyless_counts: Int32s,
 ) -> None:
-    """Count the survivors of complete batches (-1 for others), flag those with tombstones, and count the records without a key from
-    ``first_dirty_offset`` on, which survive unless ``drops_keyless``.
-    """
+    """Survivor counts are -1 for incomplete batches; records without a key count from ``first_dirty_offset`` on."""
     for batch in range(out_survivor_counts.size):
         count = 0
         keyless = 0
@@ -909,7 +883,7 @@ def _count_survivors_by_batch(
 def _unpack_superseded_flags(
     packed_survivor_bits: npt.NDArray[np.uint8], first_bit_by_batch: Int64s, first_row: FirstRowByBatch, out_superseded_flags: Flags
 ) -> None:
-    """Flag the rows whose survivor bit is 0. Rows of batches without bits (-1) keep their flags."""
+    """Rows of batches without bits (-1) keep their flags."""
     for batch in range(first_bit_by_batch.size):
         if first_bit_by_batch[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

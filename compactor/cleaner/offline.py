@@ -65,9 +65,7 @@ class OfflineCleanOptions:
 
 @dataclass(frozen=True, slots=True)
 class OfflineCleanSummary:
-    """segments: (base offset, bytes) of each segment written.
-    next_dirty_offset: the first offset that is not clean yet.
-    """
+    """Summary with (base offset, bytes) of each segment written."""
 
     next_dirty_offset: int
     segments: tuple[tuple[int, int], ...]
@@ -118,7 +116,7 @@ class LogDirectoryWithRangeToClean:
 
 
 def open_for_round(log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None) -> LogDirectoryWithRangeToClean:
-    """Open a log directory and determine the range to clean. Raises UsageError if the directory or the range is not valid, BadData if
+    """Raises UsageError if the directory or the range is not valid, BadData if
     the log is not.
     """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
@@ -218,7 +216,7 @@ def _check_cleaned_groups(
     max_inflated_bytes: int,
     balance_key: BalanceDigestKey | None,
 ) -> None:
-    """Check each group with the gate, and that its balance adds up. Raises GateFailed, BadData."""
+    """Raises GateFailed, BadData."""
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
         gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
@@ -233,14 +231,14 @@ def _check_cleaned_groups(
 def open_log_directory(
     log_dir: Path, index_interval_bytes: int, inflate_limit: int, workers: WorkerThreads | None = None
 ) -> list[SourceSegment]:
-    """Open all segments of a Kafka log directory, ascending. Raises UsageError, BadData."""
+    """Raises UsageError, BadData."""
     return open_segments_of_directory(
         log_dir, list_segment_base_offsets(log_dir), None, index_interval_bytes, inflate_limit, workers=workers
     )
 
 
 def list_segment_base_offsets(log_dir: Path, *, is_written_by_broker: bool = False) -> list[int]:
-    """Return the segments of a log directory, ascending. Raises UsageError, BadData.
+    """Ascending. Raises UsageError, BadData.
     :param is_written_by_broker: a broker may be writing, so that unfinished files are no error.
     """
     if not log_dir.is_dir():
@@ -268,9 +266,8 @@ def open_segments_of_directory(
     read_file: Callable[[Path], Bytes] = memory_map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
-    """Open neighbouring segments. Raises UsageError, BadData.
+    """Raises UsageError, BadData.
     :param end_offset: base offset of the next segment; None if the last one is the newest.
-    :param read_file: returns the bytes, mapped or copied.
     :param workers: parse the headers; None for the caller's thread.
     """
     if not base_offsets:
@@ -331,8 +328,8 @@ def _begins_after(table: BatchTable, previous_last_offset: int) -> bool:
 
 
 def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
-    """Return sizes of whole entries. As in Kafka, without an offset index those after a rebuild of both; a missing time index alone
-    counts as empty.
+    """Sizes of whole entries: as in Kafka, without an offset index those after a rebuild of both; a missing time index alone counts as
+    empty.
     """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
     if index.exists():
@@ -350,15 +347,15 @@ def _segment_base_of(sources: list[SourceSegment], offset: int) -> int:
 
 
 def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
-    """v0/v1 tombstones stay in segments that were modified after it: the modification time of the last segment below ``first_dirty``,
-    minus the retention; 0 without such a segment.
+    """Tombstones of v0/v1 stay in segments modified after this time: that of the last segment below ``first_dirty``, minus the retention; 0
+    without such a segment.
     """
     clean = [source for source in sources if source.base < first_dirty]
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
 def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
-    """Return the states from the newest readable snapshot and the log after it, or from the whole log. No producer id expires here. As
+    """No producer id expires here. As
     in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are used.
     """
     places = {source.base for source in sources[1:]} | {end_offset}

@@ -1,4 +1,4 @@
-"""Compilation of the kernels that nearly every log needs, or loading them from the cache, before a log has to wait for them."""
+"""Compilation, or loading from the cache, of the kernels that nearly every log needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNELS: Final = 41
 
 
 def precompile_kernels(report: ReportKernel | None = None) -> None:
-    """Compile the kernels, or load them from their cache, by cleaning a small log. Of several processes, one compiles and the others wait.
+    """Clean a small log. Of several processes, one compiles and the others wait.
     :param report: called before each kernel that is compiled, with its name and the number compiled so far.
     """
     folder = kernel_cache_folder()
@@ -42,7 +42,7 @@ def precompile_kernels(report: ReportKernel | None = None) -> None:
 
 
 class _Compilations(event.Listener):  # type: ignore[misc]
-    """Reports kernels that are called from Python; what they call is compiled as a part of them."""
+    """Reports kernels that are called from Python; kernels called by kernels are compiled as a part of them."""
 
     def __init__(self, report: ReportKernel) -> None:
         self._report = report

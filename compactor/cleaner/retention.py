@@ -47,7 +47,7 @@ UNDECIDED: Final = -1
 
 
 def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
-    """Return each batch's ABORT, COMMIT or UNDECIDED. Segments are passed from the last to the first, because a later marker decides about
+    """ABORT, COMMIT or UNDECIDED of each batch. Segments are passed from the last to the first, because a later marker decides about
     earlier data.
     :param next_outcome_by_producer: of the producer's first marker after this segment. Updated in place for the previous segment.
     """
@@ -68,7 +68,7 @@ def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int
 def find_outcomes_in_columns(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
-    """Return ABORT, COMMIT or UNDECIDED of each batch of transactional data; others are UNDECIDED.
+    """ABORT, COMMIT or UNDECIDED of each batch of transactional data; UNDECIDED for others.
     :param next_outcome_by_producer: by producer index, of the first marker after these batches. Updated in place.
     """
     kinds = np.full(control_kind.size, UNDECIDED, np.int8)
@@ -91,11 +91,10 @@ TransactionStateByBatch = tuple[Flags, Flags, Int64s, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class TransactionVerdicts:
-    """Outcomes of transactions per batch of one segment.
+    """Per batch of one segment.
     aborted: data of an aborted transaction.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
     indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
-    txn_entries: of the new transaction index.
     """
 
     aborted: Flags
@@ -107,9 +106,8 @@ class TransactionVerdicts:
 def transaction_verdicts_by_source(
     sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
 ) -> list[TransactionVerdicts]:
-    """Return the verdicts of a log, per segment. Segments after the round's range are given only because later markers decide about earlier
-    data.
-    :param open_txn_offset_by_producer: of transactions that were open where these segments begin.
+    """Verdicts per segment. Segments after the round's range are given only because later markers decide about earlier data.
+    :param open_txn_offset_by_producer: where these segments begin.
     """
     before = open_txn_offset_by_producer or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
@@ -159,7 +157,7 @@ def _expand_flags(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Fla
 
 
 def _marker_index_entries(source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s) -> TxnEntries:
-    """Return the segment's own entries if they cover their transactions, else made from the batch headers."""
+    """The segment's own entries if they cover their transactions, else entries made from the batch headers."""
     entries = np.zeros(len(marker_numbers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[marker_numbers]
     entries["first_offset"] = first_offset
@@ -169,8 +167,8 @@ def _marker_index_entries(source: SourceSegment, marker_numbers: Int64s, first_o
 
 
 def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
-    """Replace computed index entries, in place, by existing ones for the same transactions. One that begins after remaining data of its
-    transaction is not used: a broker without the producer's state wrote it, and readers would take that data for committed.
+    """Replace computed entries, in place, by existing ones. One that begins after remaining data of its transaction is not used: a broker
+    without the producer's state wrote it, and readers would take that data for committed.
     """
     existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
     if len(existing_entries):
@@ -183,8 +181,8 @@ def prefer_existing_entries(computed_entries: TxnEntries, existing_entries: TxnE
 
 
 def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> str:
-    """Return why the entries cannot be a segment's transaction index; empty if they can. An entry must cover the remaining data of its
-    transaction, and no data of the transaction before: otherwise readers would hide committed records or return aborted ones.
+    """Reason why the entries cannot be a segment's transaction index, or empty. An entry must cover the remaining data of its transaction,
+    and no data of the transaction before: otherwise readers would hide committed records or return aborted ones.
     """
     if not len(index_entries):
         return ""
@@ -208,7 +206,7 @@ def txn_index_problem(index_entries: TxnEntries, source: SourceSegment) -> str:
 
 
 def _previous_marker_offsets(table: BatchTable) -> Int64s:
-    """For each marker, of the same producer; -1 for other batches."""
+    """-1 for batches that are no markers."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
     same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
@@ -229,9 +227,8 @@ def _transaction_state_by_batch(
     base_offset: Int64s,
     last_offset: Int64s,
 ) -> TransactionStateByBatch:
-    """Return per batch: discardable, indexed, first offset and last stable offset of the index entry.
+    """Per batch: discardable, indexed, first offset and last stable offset of the index entry.
     :param open_txn_offset_by_producer: of transactions open before these batches, or -1.
-    :param producers_with_open_txn: in the order in which the transactions began.
     """
     batches = control_kind.size
     producers = open_txn_offset_by_producer.size
@@ -289,10 +286,9 @@ LAST_MS = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class RetentionRules:
-    """Values on which the retention rules depend, besides batches and records.
+    """Parameters of the retention rules.
     latest_offset: last offset that the offset map covers.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
-    balance_key: None for no balance.
     drops_keyless: whether records without a key are removed, as by Kafka's cleaner. If not, each of them stays.
     """
 
@@ -307,13 +303,13 @@ class RetentionRules:
 
     @property
     def new_delete_horizon_ms(self) -> int:
-        """Return now plus delete.retention.ms, limited to LAST_MS because a larger sum would overflow."""
+        """Now plus delete.retention.ms, limited to LAST_MS because a larger sum would overflow."""
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRetentionDecisions:
-    """Decisions as far as headers allow them, one row per batch.
+    """Decisions by headers alone, one row per batch.
     action: DROP, COPY or EMPTY, or FILTER if the records decide.
     retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
     KAFKA-20452).
@@ -398,7 +394,7 @@ def decide_by_records(
     retention_rules: RetentionRules,
     segment_mtime_ms: int,
 ) -> CleaningDecisions:
-    """Decide the FILTER batches of a chunk. Return the decisions on all its batches and records.
+    """Decide the FILTER batches of a chunk; the result has all its batches.
     :param superseded_flags: per row: whether a later record of the key exists in the mapped range.
     :param segment_mtime_ms: v0/v1 tombstones stay only if it is later than the legacy horizon.
     """
@@ -478,9 +474,7 @@ def _decide_records(
 
 @dataclass(frozen=True, slots=True)
 class CleanedChunk:
-    """Cleaned batches of a chunk, ready to be written.
-    sums: digest sums for the round's balance; None if none is computed.
-    """
+    """Cleaned batches of a chunk. ``sums``: digest sums for the round's balance; None if none is computed."""
 
     encoded: EncodedBatches
     records_read: int
@@ -488,7 +482,7 @@ class CleanedChunk:
     sums: DigestSumRows | None = None
 
     def copy_chunk_into(self, out_buffer: memoryview) -> CleanedChunk:
-        """Copy the bytes, so that the thread's buffers can be reused."""
+        """Copy out of the thread's buffers."""
         old = self.encoded
         if len(out_buffer):  # numpy lets other threads run meanwhile: memory that was never touched is slow
             np.copyto(np.frombuffer(out_buffer, np.uint8), np.frombuffer(old.data, np.uint8))
@@ -509,9 +503,8 @@ def clean_batches_of_chunk(
     decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
 ) -> CleanedChunk:
-    """Decide which records stay, and encode the batches into the thread's buffers. Raises BadData if Kafka would refuse a batch.
+    """Encode the batches into the thread's buffers. Raises BadData if Kafka would refuse a batch.
     :param superseded_flags: per row: whether a later record has its key.
-    :param decisions: by batch headers, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _reject_overlapping_wrappers(source, chunk, rows, first_row)
@@ -538,7 +531,7 @@ def clean_batches_of_chunk(
 
 
 def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData: Kafka's cleaner would take such a record for a tombstone, and brokers cannot load such a log."""
+    """Kafka's cleaner would take such a record for a tombstone, and brokers cannot load such a log."""
     control = source.table.control[chunk.first : chunk.last] != NOT_CONTROL
     if not control.any():
         return
@@ -554,9 +547,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
 
 
 def _reject_overlapping_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData if records overlap neighbouring batches. A wrapper's header does not state its first offset, so that this shows only
-    now.
-    """
+    """A wrapper's header does not state its first offset, so that this shows only now."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
         batch = chunk.first + i
@@ -600,7 +591,6 @@ class CleanedChunkCache:
 
     @measure_stage(SegmentWorkStage.KEEP, lambda self, source, chunk, cleaned: len(cleaned.encoded.data))
     def store_chunk_within_budget(self, source: SourceSegment, chunk: BatchChunk, cleaned: CleanedChunk) -> None:
-        """Store a copy if the budget allows it."""
         size = len(cleaned.encoded.data)
         with self._dealing:
             self._left -= size
@@ -612,11 +602,9 @@ class CleanedChunkCache:
         self._chunks[source.ordinal, chunk.first] = cleaned.copy_chunk_into(mine)
 
     def stop_storing(self) -> None:
-        """Drop all chunks, and store none from now on."""
         self._left = 0
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
     def pop_cleaned_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
-        """Remove and return the chunk that begins at ``first_batch``, or None."""
         return self._chunks.pop((source.ordinal, first_batch), None)

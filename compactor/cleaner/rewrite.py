@@ -57,8 +57,6 @@ from compactor.records.rows import BatchChunk, RecordRows, parse_records
 
 
 class GroupableSegment(Protocol):
-    """A segment that can be grouped. Sizes are in bytes."""
-
     @property
     def base(self) -> int: ...
     @property
@@ -85,9 +83,7 @@ def group_segments(
 ) -> list[list[S]]:
     """Group neighbouring segments, each group filled in order until the next segment does not fit. A segment larger than ``segment_bytes``
     is a group of its own. An empty segment is not subject to the limit of offsets per segment.
-    :param segment_bytes, segment_index_bytes: most bytes of segments, and of each kind of index.
     :param end_offset: exclusive.
-    :param may_join_group: decides in addition to these limits.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
@@ -122,9 +118,8 @@ NO_BYTES = read_only_view(np.empty(0, np.uint8))
 
 @dataclass(frozen=True, slots=True)
 class ChunkSummaryForSidecar:
-    """Facts about the batches of a chunk that a sidecar needs.
+    """Facts about a chunk for a sidecar.
     hashes: key hashes, shape (n, 2).
-    first: number of the first batch.
     keys, flags: per batch, for the key directory; empty if none is wanted.
     undated: tombstones without a delete horizon.
     earliest_ms: earliest delete horizon of a tombstone, or NEVER_MS.
@@ -141,7 +136,7 @@ class ChunkSummaryForSidecar:
 
 
 class SidecarBuilder:
-    """Builder of a sidecar that is filled while the segment is read or written. Batches come in any order, each once."""
+    """Batches come in any order, each once."""
 
     def __init__(
         self,
@@ -152,7 +147,7 @@ class SidecarBuilder:
         counts_distinct_keys: bool,
         collects_key_directory: bool = False,
     ) -> None:
-        """:param filter_design: for at least as many keys as the segment has records; None for no filter.
+        """:param filter_design: for at least as many keys as the segment has records.
         :param collects_key_directory: all batches must be of v2 then.
         """
         self._source = source
@@ -166,7 +161,7 @@ class SidecarBuilder:
         self.due = RemovableRecordCounts()
 
     def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> ChunkSummaryForSidecar:
-        """Summarize a chunk, without control records, while its rows are valid. May be called in any thread."""
+        """Summarize a chunk without control records while its rows are valid. Runs in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
         records = len(rows)
@@ -191,7 +186,6 @@ class SidecarBuilder:
     def _directory_columns(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return per batch the number of records with a key, and flags for tombstones and records without a key."""
         keys = _count_flagged_rows(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
         buried = _count_flagged_rows(has_key_flags & (rows.value_length < 0), first_row) > 0
@@ -210,12 +204,11 @@ class SidecarBuilder:
         )
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
-        """Called after all batches with records were added."""
         runs, markers = extract_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
     def build_key_directory(self, segment_id: str) -> KeyDirectory:
-        """Called after all batches with records were added, while the segment's bytes can be read."""
+        """Called while the segment's bytes can be read."""
         table, summary = self._table, sorted(self._summaries or (), key=lambda one: one.first)
         keys, flags = np.zeros(len(table), np.int32), np.zeros(len(table), np.uint8)
         for one in summary:
@@ -247,8 +240,8 @@ def build_sidecar(
     *,
     counts_distinct_keys: bool,
 ) -> Sidecar:
-    """Read a whole segment and return its sidecar. Raises BadData if it cannot be read.
-    :param filter_design: for at least as many keys as the segment has records; None for no filter.
+    """Raises BadData if the segment cannot be read.
+    :param filter_design: for at least as many keys as the segment has records.
     """
     return add_segment(
         SidecarBuilder(source, filter_design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
@@ -256,7 +249,7 @@ def build_sidecar(
 
 
 def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
-    """Add every data batch of ``source``. Raises BadData."""
+    """Add every data batch. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
     def summarize_batch_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[ChunkSummaryForSidecar]:
@@ -274,17 +267,13 @@ def add_segment(builder: SidecarBuilder, source: SourceSegment, inflate_limit: i
 
 
 def substitute_segment(ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar) -> SourceSegment:
-    """Return a substitute with which outcomes of transactions are computed without reading the segment. It has no bytes; its batches are
-    the sidecar's runs and markers.
-    """
+    """A segment without bytes for the outcomes of transactions; its batches are the sidecar's runs and markers."""
     table = batches_from_runs(sidecar.producer_runs, sidecar.markers)
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
 def verdicts_from_substitute(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
-    """Convert the verdicts of a substitute to those of its segment. In the substitute, each marker has a batch of its own, and the next
-    batch of the producer stands for a data batch.
-    """
+    """Each marker of the substitute has a batch of its own, and the next batch of the producer stands for a data batch."""
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
@@ -307,8 +296,8 @@ def verdicts_from_substitute(source: SourceSegment, substitute: SourceSegment, v
 class CleanedSegment:
     """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
     anew: per batch: whether it is not a copy of a source batch.
-    sources: number and digest sum of all source batches, for the balance.
-    sums: of the batches and records that are not copied, one row per account.
+    sources: number and digest sum of all source batches.
+    sums: of all not copied, one row per account.
     """
 
     base: int
@@ -352,8 +341,8 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Callable that opens one source of a group. Its bytes stay available until its last chunk is written, although the next source may
-    be opened before.
+    """Opener of one source of a group. Its bytes stay available until its last chunk is written, although the next source may be opened
+    before.
     """
 
     source: SourceSegment
@@ -373,8 +362,6 @@ class _BatchRangeWithDecisions:
 
 @dataclass(frozen=True, slots=True)
 class GroupRewriter:
-    """Pass 2 of a round: writes the new segment of each group."""
-
     survivors: SurvivorLookup
     rules: RetentionRules
     index_interval_bytes: int
@@ -393,14 +380,11 @@ class GroupRewriter:
         filler_epoch: int = -1,
         disk_reservation: DiskReservation = NO_LIMIT,
     ) -> CleanedSegment:
-        """Write the new segment of a group into ``folder``.
-        :param base_offset: of the first source.
-        :param group: open the sources with their verdicts, in order.
+        """Write the new segment; files stay in ``folder`` after an error.
         :param end_offset: last offset of a published segment, inclusive (coverage, I1): a filler is added if the last batch would end
         before it. None if the segment may end earlier, or be empty, as with Kafka's cleaner.
         :param filler_epoch: leader epoch of the filler if no batch of the last source shows it.
-        :param disk_reservation: reserves the bytes of each write before it is done.
-        :raises BadData: if a source cannot be cleaned. Files written so far are left to the caller.
+        :raises BadData: if a source cannot be cleaned.
         """
         done = _NewSegmentProgress(end_epoch=filler_epoch)
         log = folder / f"{base_offset:020d}.log"
@@ -442,7 +426,7 @@ class GroupRewriter:
     def _batch_ranges(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
-        """Yield all ranges in order, and a barrier after a source that cannot stay open while the next one is read."""
+        """Yield all ranges, and a barrier after a source that cannot stay open while the next one is read."""
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
@@ -471,7 +455,7 @@ class GroupRewriter:
     def _clean_chunks_of_range(
         self, buffers: ReusableJobBuffers, source: SourceSegment, first_batch: int, end_batch: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
-        """Take the chunks from the cache of pass 1, decide them by batch headers alone, or read the records."""
+        """Chunks come from pass 1's cache, from batch headers alone, or from the records."""
         action = decisions.action
         finished = self.finished.pop_cleaned_chunk(source, first_batch)
         if finished is not None:
@@ -545,9 +529,9 @@ def _append_filler(
 def _decide_by_survivors(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Decide the batches whose survivor count is decisive, so that they are not read again: one without survivors is dropped or emptied,
-    one whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet. A batch with records
-    without a key is read, so that the balance counts them as such.
+    """Decide batches by survivor counts: one without survivors is dropped or emptied, one whose records all survive is copied, unless it
+    has tombstones that are due or have no delete horizon yet. A batch with records without a key is read, so that the balance counts them
+    as such.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0) & (survivor_counts.keyless == 0)

@@ -40,24 +40,19 @@ from compactor.records.rows import BatchChunk, RecordRowBuffers, chunk_of_uncomp
 
 @dataclass(frozen=True, slots=True)
 class KeyTableRowsAndBatchCount:
-    """One row per record of a chunk whose key the second reader will look up, and the number of batches read."""
-
     batches: int
     rows: npt.NDArray[np.uint64]
 
 
 class SecondReader(Protocol):
-    """A second reader of the batches that a round reads, so that nothing is decompressed twice; the gate. ``extract_key_rows`` and
-    ``add_rewrite_chunk`` run in worker threads, the other methods in the order of the log.
+    """Second reader of a round's batches, so that nothing is decompressed twice; the gate. ``extract_key_rows`` and ``add_rewrite_chunk``
+    run in worker threads, the other methods in the order of the log.
     """
 
-    def begin_segment(self, source: SourceSegment) -> None:
-        """The next chunks belong to this segment."""
+    def begin_segment(self, source: SourceSegment) -> None: ...
 
     def extract_key_rows(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> KeyTableRowsAndBatchCount:
-        """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed. Return the rows for
-        ``add_key_rows``.
-        """
+        """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
     def add_key_rows(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None: ...
 
@@ -67,7 +62,7 @@ class SecondReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimestampSummary:
-    """Timestamps and number of records of a segment.
+    """Timestamps of a segment.
     max_timestamp_ms: without control records, whose timestamps come from the broker's clock; -1 for none.
     first_timestamp_ms: maximum timestamp of the first batch; -1 for none.
     """
@@ -91,9 +86,7 @@ def summarize_timestamps(table: BatchTable, log_start: int = 0) -> TimestampSumm
 
 
 def read_earliest_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the earliest delete horizon of markers and tombstones, or -1. Reads the records of batches that have a horizon. Raises
-    BadData.
-    """
+    """Earliest delete horizon of markers and tombstones, or -1; reads records. Raises BadData."""
     table = source.table
     due = _earliest_marker_horizon_ms(table)
     maybe = _flag_dated_batches(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
@@ -112,9 +105,7 @@ def read_earliest_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
-    """Return the earliest delete horizon of markers and tombstones, or -1, without reading records.
-    :param removable_counts: from the sidecar.
-    """
+    """Earliest delete horizon of markers and tombstones, or -1, without reading records."""
     due = min(_earliest_marker_horizon_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
@@ -129,9 +120,7 @@ def _earliest_marker_horizon_ms(table: BatchTable) -> int:
 
 
 def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the offset of the last record, control records included, or -1. A batch may end after its last record, so records are read.
-    Raises BadData.
-    """
+    """Last offset, control records included, or -1. A batch may end after its last record, so records are read. Raises BadData."""
     table, buffers = source.table, RecordRowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
         for chunk in source.read_chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
@@ -142,13 +131,11 @@ def read_last_record_offset(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
-    """Count the records with a negative timestamp other than -1 (none). Cleaners refuse to rewrite a batch in which such a record stays."""
+    """Count the negative timestamps other than -1 (none). Cleaners refuse to rewrite a batch in which such a record stays."""
     return count_implausible_timestamps(source, inflate_limit, NEVER_MS).negative
 
 
 class ImplausibleTimestamps(NamedTuple):
-    """Number of records with a negative timestamp other than -1, number after a limit, and the latest timestamp."""
-
     negative: int
     late: int
     latest_ms: int
@@ -167,7 +154,7 @@ def count_implausible_timestamps(source: SourceSegment, inflate_limit: int, limi
 
 
 def lineage_of_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
-    """Return the batches' leader epochs with their first offsets; 0 for v0/v1."""
+    """Leader epochs with their first offsets; 0 for v0/v1."""
     found: list[EpochEntry] = []
     for table in tables:
         epochs = np.maximum(table.leader_epoch, 0)
@@ -180,7 +167,7 @@ def lineage_of_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
 
 
 def lineage_of_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the offsets (both inclusive): at least one, the first of which begins at ``start_offset``."""
+    """Leader epochs of the offsets (both inclusive): at least one, the first of which begins at ``start_offset``."""
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]
     first = before[-1].epoch if before else max(0, inside[0].epoch - 1 if inside else 0)
@@ -198,9 +185,8 @@ INFLATED_CHUNK: Final = 1 << 26
 
 @dataclass(slots=True)
 class SourceSegment:
-    """Segment to be cleaned: its bytes and batch table.
-    end: base offset of the next segment, the exclusive end of its offsets.
-    index_bytes, timeindex_bytes: 8 and 12 bytes per entry; grouping adds them up.
+    """Segment to be cleaned. end: base offset of the next segment, the exclusive end of its offsets.
+    index_bytes, timeindex_bytes: 8 and 12 bytes per entry.
     is_last: whether no other segment determines where it ends.
     """
 
@@ -225,8 +211,8 @@ class SourceSegment:
         return len(self.buf)
 
     def split_by_kind(self) -> list[FirstAndEndBatch]:
-        """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order. Markers, which are never
-        compressed, join compressed batches around them that they would cut into many small ranges.
+        """Ranges of batches of one kind (magic, compressed or not) and bounded size, in file order. Markers join compressed batches around
+        them.
         """
         table = self.table
         if not len(table):
@@ -256,14 +242,14 @@ class SourceSegment:
 
     @property
     def record_count_bound(self) -> int:
-        """Return an upper bound: the numbers in the batch headers, but at most two records per byte; one per byte of a v0/v1 wrapper,
+        """The numbers in the batch headers, but at most two records per byte; one per byte of a v0/v1 wrapper,
         whose header states no number.
         """
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
     def verify_batches(self, first_batch: int, end_batch: int) -> None:
-        """Verify the CRCs of [first_batch, end_batch) that were not verified yet. Raises BadData."""
+        """Bounds are [first_batch, end_batch). Raises BadData."""
         if not self.verified[first_batch:end_batch].all():
             verify_crcs_of_batches(self.buf, self.table, first_batch, end_batch, self.name)
             self.verified[first_batch:end_batch] = True
@@ -278,8 +264,7 @@ class SourceSegment:
         *,
         is_backwards: bool = False,
     ) -> Iterator[BatchChunk]:
-        """Yield the batches [first_batch, end_batch) as chunks, with the bodies of the wanted ones.
-        :param max_body_bytes: most bytes that one body may inflate to.
+        """Yield the batches [first_batch, end_batch), with the bodies of the wanted ones.
         :param inflate_buffer: a chunk in it is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
@@ -308,7 +293,7 @@ class SourceSegment:
     def _inflate_bodies(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
-        """Return the ends, or None if all together are too large."""
+        """The ends, or None if all together are too large."""
         inflate_buffer.clear()
         table, some = self.table, slice(first_batch, end_batch)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
@@ -327,7 +312,7 @@ class SourceSegment:
         return ends if inflate_buffer.size <= most else None
 
     def _wrapper_body_bounds(self, batch_number: int) -> tuple[int, int]:
-        """Bound (exclusive end) the value of a v0/v1 wrapper, which holds its messages."""
+        """The value of a v0/v1 wrapper holds its messages; the end is exclusive."""
         position, size, magic = (
             int(self.table.position[batch_number]),
             int(self.table.size[batch_number]),
@@ -358,9 +343,9 @@ def open_source_segment(
     txn_entries: TxnEntries | None = None,
     read_bytes: Callable[[Path], Bytes] = memory_map_file,
 ) -> SourceSegment:
-    """Map a segment and read its batch headers. Raises BadData.
+    """Raises BadData.
     :param end_offset: base offset of the next segment, None for the last segment.
-    :param max_body_bytes: most bytes that a compressed control batch may inflate to; its body must be read.
+    :param max_body_bytes: of a compressed control batch, whose body must be read.
     :param read_bytes: given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
@@ -383,7 +368,7 @@ def open_source_segment(
 
 
 def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: int, base_offset: int, end_offset: int) -> SourceSegment:
-    """Return the batches [first_batch, end_batch) as a segment of the offsets [base_offset, end_offset)."""
+    """Bounds are [first_batch, end_batch) and [base_offset, end_offset)."""
     table = source.table
     begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
     stop = int(table.position[end_batch - 1] + table.size[end_batch - 1]) if end_batch > first_batch else begin
@@ -397,7 +382,7 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
 
 
 def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """Return a segment without the batches after ``end_offset``, which is before its last one. A batch on both sides of the cut is left
+    """Drop the batches after ``end_offset``, which is before the last one. A batch on both sides of the cut is left
     out if it has no records. Raises BadData if it has some.
     """
     table = source.table
@@ -414,7 +399,7 @@ def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSe
 
 
 def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
-    """Return the batches from ``offset`` (inclusive) on. One with records on both sides of it is rewritten without the earlier ones, as
+    """Batches from ``offset`` (inclusive) on. One with records on both sides of it is rewritten without the earlier ones, as
     by a round. Raises BadData if a batch cannot be read or written.
     """
     table = source.table

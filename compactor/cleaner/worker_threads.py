@@ -26,14 +26,12 @@ R = TypeVar("R")
 
 
 class KeyHashBuffers:
-    """Buffers for key hashes, shape (n, 2), and their row numbers."""
-
     def __init__(self) -> None:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
         self._rows = np.empty(1 << 14, np.int64)
 
     def take_buffers(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Return buffers for ``row_count`` rows, valid until the next call."""
+        """Buffers are valid until the next call."""
         if row_count > len(self._rows):
             count_new = max(row_count, 2 * len(self._rows))
             self._hashes, self._rows = np.empty((count_new, 2), np.uint64), np.empty(count_new, np.int64)
@@ -41,8 +39,6 @@ class KeyHashBuffers:
 
 
 class ReusableJobBuffers:
-    """Buffers of one job at a time, reused after the consumer has taken its result."""
-
     def __init__(self) -> None:
         self.bodies = GrowingByteBuffer()
         self.rows = RecordRowBuffers()
@@ -52,7 +48,7 @@ class ReusableJobBuffers:
 
 
 class JobBarrier:
-    """Jobs after it start only when the results of all jobs before it were taken."""
+    """Jobs after it start only when all results before it were taken."""
 
 
 BARRIER: Final = JobBarrier()
@@ -64,7 +60,7 @@ class _JobQueueWithBarriers(Generic[J]):
         self._draining = False
 
     def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
-        """Return None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken."""
+        """Returns None if a barrier blocks the next job until all earlier results were taken."""
         if self._draining and not are_all_results_taken:
             return None
         for job in self._jobs:
@@ -78,8 +74,6 @@ class _JobQueueWithBarriers(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class _JobAwaitingDecision(Generic[A, R]):
-    """:param prepared: None if the job was cancelled."""
-
     buffers: ReusableJobBuffers
     prepared: A | None
     result: Future[R]
@@ -136,7 +130,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
 
 
 class WorkerThreads:
-    """Pool of worker threads. A pool of one thread runs everything in the thread of the caller."""
+    """A pool of one thread runs everything in the thread of the caller."""
 
     def __init__(self, thread_count: int) -> None:
         self._pool = ThreadPoolExecutor(thread_count, "buffers") if thread_count > 1 else None
@@ -145,7 +139,7 @@ class WorkerThreads:
             self._free.put(ReusableJobBuffers())
 
     def run_jobs(self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]) -> Generator[R, None, None]:
-        """Yield results in the order of the jobs, each valid until the next one is requested."""
+        """Results come in order, each valid until the next one is requested."""
         if self._pool is None:
             yield from self._run_in_caller_thread(run_job, jobs)
             return
@@ -172,8 +166,8 @@ class WorkerThreads:
         complete_job: Callable[[ReusableJobBuffers, D], R],
         jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
-        """Yield, in order, the results of jobs of three steps. Several workers prepare and complete at the same time;
-        ``decide_job_in_order`` runs for one job after the other, in their order.
+        """Jobs of three steps; results come in order. Several workers prepare and complete at the same time; ``decide_job_in_order`` runs
+        for one job after the other, in their order.
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(

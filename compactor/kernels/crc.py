@@ -1,6 +1,6 @@
 """CRC-32C for kernels.
-Processors with the CRC-32C instruction (x86-64 with SSE 4.2, 64-bit ARM) work on three streams at once, which hides its latency. A table
-that appends zero bytes combines the three checksums. Other processors use tables only.
+Processors with the instruction (x86-64 with SSE 4.2, 64-bit ARM) work on three streams at once, which hides its latency. Other processors
+use tables only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHORT: Final = 256
 
 
 def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
-    """Return the family of the processor's CRC-32C instruction; empty if there is none or numba's settings forbid it."""
+    """Family of the processor's CRC-32C instruction; empty if there is none or numba's settings forbid it."""
     features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
     if features is None:
         features = binding.get_host_cpu_features().flatten()
@@ -57,7 +57,7 @@ _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x8
 
 
 def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Return a numba intrinsic: (crc, data) -> the state after ``bits`` (64 or 8) bits of data."""
+    """A numba intrinsic: (crc, data) -> the state after ``bits`` (64 or 8) bits of data."""
 
     def advance_crc32c_state(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
         # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
@@ -79,9 +79,9 @@ def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
 
 
 def _zero_bytes_table(byte_count: int) -> CrcTable:
-    """Return a table that appends ``byte_count`` zero bytes to a state, shape (4, 256): the new state is the xor of one entry from each
-    row, chosen by one byte of the old state.
-    Advancing is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (as in zlib's crc32_combine).
+    """Table that appends ``byte_count`` zero bytes to a state, shape (4, 256): the new state is the xor of one entry from each row, chosen
+    by one byte of the old state.
+    The table for 2n bytes is that for n bytes applied to itself (zlib's crc32_combine).
     """
     byte = np.arange(256, dtype=np.uint64)
     after = np.stack([byte << np.uint64(8 * place) for place in range(4)])
@@ -99,7 +99,7 @@ def _zero_bytes_table(byte_count: int) -> CrcTable:
 
 @functools.cache
 def zero_bytes_tables() -> CrcTable:
-    """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i appends 2^i zero bytes."""
+    """Tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i appends 2^i zero bytes."""
     tables = [_zero_bytes_table(1)]
     while len(tables) < 32:
         tables.append(_advance_crcs(tables[-1], tables[-1]))
@@ -107,7 +107,7 @@ def zero_bytes_tables() -> CrcTable:
 
 
 def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
-    """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each."""
+    """CRC-32C of two adjacent byte ranges together, from the CRC-32C of each."""
     table = _zero_bytes_table(second_size_bytes)
     for byte in range(4):
         second_crc ^= int(table[byte, first_crc >> 8 * byte & 255])
@@ -134,7 +134,7 @@ def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
 
 @inline_kernel
 def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
-    """Return the state ``crc`` advanced by ``byte_count`` zero bytes, fewer than 2^32.
+    """Advance the state ``crc`` by fewer than 2^32 zero bytes.
     The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
     """
     power = 0
@@ -155,7 +155,7 @@ _AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # sli
 
 @inline_kernel
 def _extend_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Advance ``crc`` by 3 * ``stream_bytes`` bytes, as three streams that the processor handles in parallel."""
+    """Advance ``crc`` by 3 * ``stream_bytes`` bytes."""
     second = np.uint64(0)
     third = np.uint64(0)
     for line in range(start, start + stream_bytes, 64):
@@ -195,7 +195,6 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
 
 @inline_kernel
 def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
-    """Advance ``crc`` by eight bytes, without the processor's instruction."""
     eight_bytes ^= crc
     crc = np.uint64(0)
     for i in range(8):
@@ -205,7 +204,6 @@ def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
 
 @kernel
 def extend_crc_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """Advance ``crc`` by ``buf[start:end]``, without the processor's instruction."""
     at = start
     while end - at >= 8:
         crc = extend_word_by_tables(crc, load_u64(buf, at))
@@ -228,5 +226,4 @@ extend_word = _extend_word if INSTRUCTION else extend_word_by_tables
 
 @inline_kernel
 def crc32c(buf: Bytes, start: int, end: int) -> int:
-    """Return the CRC-32C of ``buf[start:end]``."""
     return np.int64(extend(START, buf, start, end) ^ START)

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def kernel(function: F) -> F:
-    """Compile a function over arrays. It releases the GIL, does not check indexes, and divides by zero as numpy does."""
+    """The compiled function releases the GIL, does not check indexes, and divides by zero as numpy does."""
     folder = kernel_cache_folder()
     compiled: Any = numba.njit(cache=folder is not None, **_OPTIONS)(function)
     if folder is not None and not compiled.stats.cache_path.startswith(str(folder)):  # beside the source, where entries become stale
@@ -51,15 +51,15 @@ def kernel(function: F) -> F:
 
 
 def inline_kernel(function: F) -> F:
-    """Compile a function that is inlined into kernels. Called from Python it runs as Python code."""
+    """Called from Python, the function runs as Python code."""
     inlined: F = register_jitable(forceinline=True, **_OPTIONS)(function)
     return inlined
 
 
 @functools.cache
 def kernel_cache_folder() -> Path | None:
-    """Return the first writable cache folder of ``NUMBA_CACHE_DIR``, the user's cache directory and the directory for temporary files.
-    None, so that each process compiles, if there is none or the sources are in an archive.
+    """The first writable folder of ``NUMBA_CACHE_DIR``, the user's cache directory and the directory for temporary files. None, so that
+    each process compiles, if there is none or the sources are in an archive.
     A cache in a read-only folder, as in a container image, is copied to the writable one: numba uses a cache only where it can write.
     """
     if not Path(__file__).is_file():
@@ -87,8 +87,8 @@ def kernel_cache_folder() -> Path | None:
 
 
 def kernel_sources_digest() -> str:
-    """Return 32 hex digits of the kernels' source code and its path, the versions of Python and of the compilers, and the processor.
-    numba caches per source path: without it, a second installation would find the folder complete and compile everything again.
+    """32 hex digits of source code, path, versions and processor. numba caches per source path: without it, a second installation would
+    find the folder complete and compile everything again.
     """
     config = numba.config
     machine = config.CPU_NAME or binding.get_host_cpu_name()
@@ -101,7 +101,7 @@ def kernel_sources_digest() -> str:
 
 
 def kernel_source_files() -> list[Path]:
-    """Return the files that contain kernels, and those from which they import constants."""
+    """Files that contain kernels, and those from which kernels import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
     names = ("compactor/constants.py", "compactor/read/outcomes.py", "bloom/sidecar.py")

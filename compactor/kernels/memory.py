@@ -1,4 +1,4 @@
-"""Access to byte arrays in kernels: unaligned loads and stores, block copies, prefetches, varints, and calls of C functions.
+"""Access to byte arrays in kernels: unaligned loads and stores, prefetches, varints, calls of C functions.
 Nothing here checks bounds.
 """
 
@@ -86,7 +86,7 @@ def copy_bytes(
     source_position: NumbaType,
     length: NumbaType,
 ) -> IntrinsicDefinition:
-    """Copy between byte arrays with memcpy. The ranges must not overlap."""
+    """The ranges must not overlap."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
@@ -122,7 +122,7 @@ copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 
 @intrinsic  # type: ignore[untyped-decorator]
 def memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
-    """Return the address of ``array[position]``, valid as long as the array exists."""
+    """Valid as long as the array exists."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
@@ -132,8 +132,8 @@ def memory_address_of_element(typing_context: TypingContext, array: NumbaType, p
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_c_function(typing_context: TypingContext, function_address: NumbaType, *arguments: NumbaType) -> IntrinsicDefinition:
-    """Call a C function with at most six integers or addresses, each passed as 64 bits, and return its ``int`` result. Only for 64-bit
-    processors. The address is a run-time value, so that cached machine code stays valid if the library is loaded elsewhere.
+    """Call a C function with at most six integers or addresses, each passed as 64 bits; only for 64-bit processors. The address is a
+    run-time value, so that cached machine code stays valid if the library is loaded elsewhere.
     """
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -170,7 +170,7 @@ prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrin
 
 @intrinsic  # type: ignore[untyped-decorator]
 def high_product_word(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
-    """Return the upper 64 bits of an unsigned product: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is uniform."""
+    """Upper 64 bits of an unsigned product: uniform from 0 to ``factor_b`` - 1 if ``factor_a`` is uniform."""
 
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         wide = ir.IntType(128)
@@ -182,7 +182,7 @@ def high_product_word(typing_context: TypingContext, factor_a: NumbaType, factor
 
 @inline_kernel
 def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Return a zigzag varint and the position after it; 0 and -1 if it has more than ten bytes or does not end before ``end``."""
+    """0 and -1 if the varint has more than ten bytes or does not end before ``end``."""
     if position < end and buf[position] < 128:
         byte = np.int64(buf[position])
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -200,7 +200,6 @@ def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @inline_kernel
 def varint_size_bytes(value: int) -> int:
-    """Return the size of the shortest zigzag varint."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     size = 1
     while raw >= np.uint64(128):
@@ -211,7 +210,7 @@ def varint_size_bytes(value: int) -> int:
 
 @inline_kernel
 def write_varint(buf: Bytes, position: int, value: int) -> int:
-    """Write the shortest zigzag varint, and return the position after it."""
+    """Write the shortest zigzag varint; return the position after it."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):
         buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))

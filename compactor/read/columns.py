@@ -28,8 +28,8 @@ TextFunction = Callable[[str, int, bytes | None], str | None]
 def to_arrow_batch(
     selection: SelectedRecords, topic: str, partition: int, schema: pa.Schema, decode_text: TextFunction | None = None
 ) -> pa.RecordBatch:
-    """Return the selected rows with exactly the columns of ``schema``.
-    :param decode_text: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
+    """Columns are exactly those of ``schema``.
+    :param decode_text: needed only if ``schema`` has ``keyText`` or ``valueText``.
     """
     return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode_text) for field in schema], schema=schema)
 
@@ -71,7 +71,7 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
 
 
 def to_arrow_binary_column(strings: ConcatenatedByteStrings) -> pa.Array:
-    """Return byte strings as an Arrow column of type binary, with nulls for absent ones."""
+    """Absent strings are null."""
     parts = [_arrow_validity_bitmap(strings.valid), pa.py_buffer(strings.begins), pa.py_buffer(strings.data)]
     return pa.Array.from_buffers(pa.binary(), len(strings), parts)
 
@@ -102,7 +102,7 @@ def _decode_header_names(binary_names: pa.Array) -> pa.Array:
 
 
 def arrow_schema_of_columns(column_names: Sequence[str]) -> pa.Schema:
-    """Return the schema of these columns; of all if none is named. Raises UsageError if a column is unknown."""
+    """All columns if none is named. Raises UsageError if one is unknown."""
     kinds = {
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "key": pa.binary(), "leaderEpoch": pa.int32(),
         "offset": pa.int64(), "partition": pa.int32(), "timestamp": pa.timestamp("ms", "UTC"), "timestampType": pa.int32(),

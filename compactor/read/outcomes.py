@@ -1,6 +1,6 @@
-"""Outcomes of transactions for readers that see only a part of the log, and damage and changes of the log that such readers meet.
-The outcome of a batch is that of its producer's first marker after it. Within a piece, the cleaner's own rule finds it. For transactions
-that are open at the end of the piece, later pieces are read until the markers are found.
+"""Outcomes of transactions for readers that see only a part of the log, and damage and changes of the log.
+The outcome of a batch is that of its producer's first marker after it. For transactions that are open at the end of the piece, later pieces
+are read until the markers are found.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNDECIDABLE = "the outcome of their transactions cannot be read, because what fo
 
 
 class BatchPositionAndFirstOffset(NamedTuple):
-    """Byte position in a segment's log where a batch begins, with the first offset of that batch."""
+    """Byte position of a batch in a segment's log, with the batch's first offset."""
 
     byte_position: int
     offset: int
@@ -46,8 +46,7 @@ class BatchPositionAndFirstOffset(NamedTuple):
 class DamagedOffsetRange(NamedTuple):
     """Range of offsets that cannot be read.
     first, last: both inclusive.
-    segment: name of the object.
-    position: byte position of the damage in the object; -1 if unknown.
+    position: in bytes; -1 if unknown.
     """
 
     first: int
@@ -57,7 +56,7 @@ class DamagedOffsetRange(NamedTuple):
     position: int = -1
 
     def to_bad_data_error(self, partition: TopicPartition) -> BadData:
-        """Return the BadData to raise if damage is not skipped."""
+        """The error to raise if damage is not skipped."""
         hint = (
             f"`verify {partition}` names all damage, `explain {partition}` what helps. The other records are read with --skip-damaged "
             "(cat, export), skip_damaged (consumer) or skipDamaged (Spark)"
@@ -68,14 +67,11 @@ class DamagedOffsetRange(NamedTuple):
 
 
 def log_damage(damage: DamagedOffsetRange) -> None:
-    """Log a warning about offsets that are skipped."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
 
 def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
-    """Flag the batches whose CRC is known not to match. The CRCs of the wanted batches, and of batches between them, are checked unless
-    they were checked before.
-    """
+    """The CRCs of the wanted batches, and of batches between them, are checked unless they were checked before."""
     source, found = piece.source, piece.damaged
     for first, last in source.split_by_kind():
         if wanted_batches[first:last].any() and not _has_valid_crcs(source, first, last):
@@ -95,7 +91,7 @@ def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> 
 def damaged_offset_ranges(
     piece: SegmentPiece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int
 ) -> Iterator[DamagedOffsetRange]:
-    """Yield the offset ranges of the flagged batches, neighbours as one, within ``first_offset`` to ``last_offset`` (inclusive)."""
+    """Neighbours are one range; bounds are inclusive."""
     table = piece.source.table
     places = np.flatnonzero(damaged_batches)
     for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
@@ -109,7 +105,7 @@ def damaged_offset_ranges(
 
 
 def read_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
-    """Return the whole batches from byte ``position`` up to the damage, or None.
+    """Whole batches from byte ``position`` up to the damage, or None.
     If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
     base offsets, so either may be the damaged one.
     """
@@ -126,9 +122,7 @@ def read_before_damage(reader: SegmentReader, position: int, error: BadData) -> 
 
 
 def find_readable_after(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> BatchPositionAndFirstOffset:
-    """Return the next readable batch after the damaged one, found through the offset index, or the segment's end.
-    :param first_unread_offset: first offset that was not read yet.
-    """
+    """Next readable batch by the offset index, or the segment's end."""
     metadata = reader.metadata
     for at in reader.offset_index_positions_after(damaged_position):
         try:
@@ -146,7 +140,7 @@ def find_readable_after(reader: SegmentReader, damaged_position: int, first_unre
 
 
 class LeaderEpochEnd(NamedTuple):
-    """A leader epoch, and the offset after its last record (exclusive)."""
+    """A leader epoch with its exclusive end offset."""
 
     epoch: LeaderEpoch
     end: int
@@ -154,7 +148,7 @@ class LeaderEpochEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class ConsumedLogHistory:
-    """Description of the records that a reader has read of a log.
+    """Records that a reader has read of a log.
     topic_id: empty if unknown.
     epochs: of records that were read, ascending; empty if unknown. After a restart, only the last one is known.
     end: everything below this offset was read.
@@ -166,11 +160,10 @@ class ConsumedLogHistory:
 
     @property
     def last_read_leader_epoch(self) -> LeaderEpoch | None:
-        """Return the leader epoch of the last record read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
     def consumed_history_below_offset(self, offset: int) -> ConsumedLogHistory:
-        """Return the part of this history below ``offset`` (exclusive)."""
+        """The part of this history below ``offset`` (exclusive)."""
         begun = sum(known.end < offset for known in self.epochs) + 1
         return ConsumedLogHistory(
             self.topic_id, tuple(LeaderEpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset
@@ -179,7 +172,7 @@ class ConsumedLogHistory:
 
 @dataclass(frozen=True)
 class LogIdentity:
-    """Topic id, leader epochs and end of a log, by which logs are compared without reading their records.
+    """Identity by which logs are compared without reading their records.
     topic_id, lineage: empty if unknown.
     end: exclusive.
     """
@@ -189,7 +182,7 @@ class LogIdentity:
     end: int = 0
 
     def consumed_history_below_offset(self, offset: int) -> ConsumedLogHistory:
-        """Return the history that a reader has after reading this log up to ``offset`` (exclusive)."""
+        """History of a reader of this log up to ``offset`` (exclusive)."""
         begun = truncate_lineage_at(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]
         return ConsumedLogHistory(
@@ -210,12 +203,11 @@ class HistoryMismatchReason:
 
 
 def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
-    """Return the identity of a partition's log in the tier."""
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.topic_partition), state.lineage, state.end_offset + 1)
 
 
 def consumed_history_before_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
-    """Return the history of a reader of which only a position is known, as after a restart.
+    """History of a reader of which only a position is known, as after a restart.
     :param leader_epoch: of the record before ``offset``; None or negative if unknown.
     """
     known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
@@ -223,12 +215,12 @@ def consumed_history_before_position(offset: int, leader_epoch: int | None, topi
 
 
 def topic_ids_differ(first_id: TopicId, second_id: TopicId) -> bool:
-    """Return whether topic ids are known to differ. An empty id is unknown."""
+    """True if topic ids are known to differ; an empty id is unknown."""
     return bool(first_id and second_id and first_id != second_id)
 
 
 def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
-    """Return why ``log`` does not continue the records that were read, or None if it does, or if too little is known.
+    """Reason why ``log`` does not continue the records that were read; None also if too little is known.
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
     the end of the largest epoch that both have. An epoch of ``log`` ends where the next one begins (OffsetsForLeaderEpoch). The last one
     has no known end, because the tier ends earlier than the broker's log.
@@ -252,7 +244,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
 
 
 def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
-    """Return the first offset below ``end_offset`` at which the logs hold different records, or None."""
+    """First offset below ``end_offset`` at which the logs differ, or None."""
     if topic_ids_differ(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)
@@ -267,8 +259,8 @@ BatchOutcomes = npt.NDArray[np.int8]
 
 
 class TransactionOutcomeFinder:
-    """Finder of transaction outcomes for a reader of pieces, in one direction. Reads markers after the current piece where they are needed.
-    :param list_segments_from: reads the control log again and returns the live segments that end at or after an offset.
+    """Finder of transaction outcomes for a reader of pieces, in one direction.
+    :param list_segments_from: the live segments that end at or after an offset, by a new read.
     """
 
     def __init__(
@@ -288,17 +280,16 @@ class TransactionOutcomeFinder:
         self._is_damaged_ahead = False
 
     def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece. One that was read for its markers is not fetched again."""
+        """A piece that was read for its markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_piece(reader, position)
 
     def is_segment_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
-        """Return whether the piece at a byte position is in memory."""
         return (reader.metadata.id, position) in self._held
 
     def find_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
-        """Return for each batch ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker is damaged or lost). Raises
-        NotFound if a needed segment was deleted meanwhile.
+        """For each batch ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker is damaged or lost). Raises NotFound if
+        a needed segment was deleted meanwhile.
         """
         table = piece.source.table
         if not len(table):
@@ -322,9 +313,7 @@ class TransactionOutcomeFinder:
         return kinds
 
     def drop_unneeded_markers(self, piece: SegmentPiece) -> None:
-        """Drop markers that a backward reader no longer needs before this piece: of each producer with markers in the piece, all but its
-        first one there.
-        """
+        """A backward reader needs only the first marker of each producer in the piece."""
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
         if self._frontier < 0 and len(table):
@@ -333,14 +322,12 @@ class TransactionOutcomeFinder:
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
     def drop_prefetched_pieces(self) -> None:
-        """Drop the pieces that were read for their markers, because a segment was replaced."""
+        """Called when a segment was replaced."""
         self._ahead = None
         self._held.clear()
 
     def _find_open_outcome(self, piece: SegmentPiece, producer_id: int) -> int:
-        """Return the outcome of a producer's open transaction, from its next marker. UNDECIDED if there is none up to the log's end;
-        UNKNOWN if a damaged segment may hold it.
-        """
+        """UNDECIDED if no marker comes up to the log's end; UNKNOWN if a damaged segment may hold it."""
         last_offset = int(piece.source.table.last_offset[-1])
         if self._frontier <= last_offset:
             self._start_reading_markers_after(piece)
@@ -359,9 +346,7 @@ class TransactionOutcomeFinder:
                 return UNKNOWN
 
     def record_lost_segment(self) -> None:
-        """Record that a segment after the current position is lost: outcomes that depend on markers in or after it are UNKNOWN until the
-        reader has passed it.
-        """
+        """Outcomes that depend on markers in or after a lost segment are UNKNOWN until the reader has passed it."""
         self._is_damaged_ahead = True
 
     def _start_reading_markers_after(self, piece: SegmentPiece) -> None:
@@ -389,9 +374,7 @@ class TransactionOutcomeFinder:
         return True
 
     def _unsearched_pieces(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
-        """Yield the pieces, ascending, from the first offset whose markers have not been read.
-        :param segment_id: of the segment that is read from byte ``position`` on; later ones from the first needed offset.
-        """
+        """Pieces ascend from the first offset whose markers have not been read."""
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)
             at = position if metadata.id == segment_id else reader.floor_position(self._frontier)

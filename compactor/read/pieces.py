@@ -1,4 +1,4 @@
-"""Reading remote segments in pieces: whole batches, a few megabytes at a time, from any offset on."""
+"""Reading remote segments in pieces: whole batches, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PieceLocation = tuple["SegmentReader", int]
 class SegmentPiece:
     """Consecutive whole batches of a segment in memory.
     position: byte position in the segment's log.
-    damaged: a flag for each batch: whether its CRC was found not to match.
+    damaged: per batch: whether its CRC does not match.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -53,7 +53,6 @@ class SegmentPiece:
 
     @property
     def end_byte_position(self) -> int:
-        """Return the byte position in the segment's log after these batches."""
         return self.position + len(self.source.buf)
 
     @contextmanager
@@ -66,7 +65,7 @@ class SegmentPiece:
 
 
 class SegmentReader:
-    """Reader of one segment. Raises SegmentGone if an object is missing, BadData if its bytes are not valid batches."""
+    """Raises SegmentGone if an object is missing, BadData if its bytes are not valid batches."""
 
     def __init__(self, layout: SegmentLayout, partition: TopicPartition, metadata: RemoteLogSegmentMetadata, max_batch_bytes: int) -> None:
         self._layout = layout
@@ -81,37 +80,37 @@ class SegmentReader:
         return object_key == self._object_key_of_file("log")
 
     def ignore_offset_index(self) -> None:
-        """Read from now on without the offset index, because it is damaged."""
+        """Called when the offset index is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
     def offset_entries(self) -> npt.NDArray[Any]:
-        """Return the entries of the offset index; none if it is missing, or not true."""
+        """No entries if the offset index is missing or not true."""
         try:
             return self._cached_offset_entries()
         except SegmentGone:
             return np.empty(0, OFFSET_ENTRY)
 
     def parse_piece(self, position: int, data: bytes) -> SegmentPiece:
-        """Return the whole batches of ``data``, the log from ``position`` on. Raises BadData."""
+        """Whole batches of ``data``, the log from ``position`` on. Raises BadData."""
         buf = read_only_view(np.frombuffer(data, np.uint8))
         return SegmentPiece(self.metadata, position, self._parse_batches(self._object_key_of_file("log"), buf))
 
     def offset_index_positions_after(self, position: int) -> list[int]:
-        """Return the offset index's byte positions after ``position``, ascending; none if it is missing."""
+        """Ascending; none if the index is missing."""
         known = self.offset_entries()["position"].astype(np.int64)
         after: list[int] = known[known > position].tolist()
         return after
 
     def read_pieces(self, position: int = 0, piece_bytes: int = FETCH_BYTES) -> Iterator[SegmentPiece]:
-        """Yield the batches from ``position``, where a batch begins, in pieces of about ``piece_bytes``."""
+        """A batch begins at ``position``."""
         while position < self.metadata.size_bytes:
             piece = self.read_piece(position, piece_bytes)
             yield piece
             position = piece.end_byte_position
 
     def find_piece_end(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return where a piece of about ``piece_bytes`` should end: the first batch of the offset index after these bytes, else the
-        segment's end. None if the index is empty and the segment is longer.
+        """The first batch of the offset index after these bytes, else the segment's end. None if the index is empty and the segment is
+        longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -120,14 +119,14 @@ class SegmentReader:
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
     def byte_position_after_offset(self, offset: int) -> int:
-        """Return a byte position after all batches with offsets up to ``offset``, by the offset index, or the segment's end."""
+        """A byte position after all batches with offsets up to ``offset``, by the offset index, or the segment's end."""
         entries = self._cached_offset_entries()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
     def piece_spans_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
-        """Divide the segment at batches of the offset index, the last piece first."""
+        """Pieces begin at batches of the offset index, the last piece first."""
         known = self._cached_offset_entries()["position"].astype(np.int64)
         size = self.metadata.size_bytes
         at = np.searchsorted(known, np.arange(piece_bytes, size, piece_bytes))
@@ -135,7 +134,7 @@ class SegmentReader:
         return [(begin, end - begin) for begin, end in reversed(list(zip([0, *cuts], [*cuts, size], strict=True)))]
 
     def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
-        """Return the whole batches within ``piece_bytes`` from ``position`` on, at least one."""
+        """Whole batches, at least one."""
         key = self._object_key_of_file("log")
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
@@ -154,9 +153,7 @@ class SegmentReader:
             raise _error_with_shifted_position(error, position) from None
 
     def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
-        """Return the batches that fill exactly ``piece_bytes``. Raises BadData if no batch ends there: then a batch's length field is
-        damaged, or the offset index that gave the bounds.
-        """
+        """Raises BadData if no batch ends there: then a batch's length field is damaged, or the offset index that gave the bounds."""
         piece = self.read_piece(position, piece_bytes)
         if piece.end_byte_position != position + piece_bytes:
             raise BadData(
@@ -168,7 +165,7 @@ class SegmentReader:
         return piece
 
     def floor_position(self, offset: int) -> int:
-        """Return the byte position of a batch at or before the one containing ``offset``; 0 without an entry of the offset index."""
+        """Byte position of a batch at or before the one containing ``offset``; 0 without an entry of the offset index."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
         entries = self._cached_offset_entries()
@@ -176,9 +173,7 @@ class SegmentReader:
         return int(entries["position"][after - 1]) if after else 0
 
     def min_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return an offset below which all records are older than ``timestamp_ms``, from the time index; without a matching entry, the
-        first offset.
-        """
+        """An offset below which all records are older; without a matching entry of the time index, the first offset."""
         entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
@@ -189,7 +184,7 @@ class SegmentReader:
         return self._offset_entries
 
     def _read_offset_entries(self) -> npt.NDArray[Any]:
-        """Return the entries of the offset index if they ascend and lie within the segment; otherwise none."""
+        """No entries unless they ascend and lie within the segment."""
         entries = self._read_index("index", OFFSET_ENTRY)
         position, offset = entries["position"].astype(np.int64), entries["offset"].astype(np.int64)
         inside = (position > 0) & (position < self.metadata.size_bytes)
@@ -223,7 +218,7 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Prefetcher of up to ``max_pieces`` pieces, by other threads; with 0, nothing is fetched in advance."""
+    """Prefetcher of up to ``max_pieces`` pieces, by other threads."""
 
     def __init__(self, max_pieces: int) -> None:
         self._most = max_pieces
@@ -231,17 +226,17 @@ class PiecePrefetcher:
         self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
     def take_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece, and remove it from memory if it was prefetched. Raises the errors of SegmentReader."""
+        """Remove a piece from memory. Raises the errors of SegmentReader."""
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return a piece. A prefetched one stays in memory for ``take_piece``; one that is fetched now is not stored."""
+        """A prefetched piece stays in memory; one that is fetched now is not stored."""
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, positions: Iterable[PieceLocation]) -> None:
-        """Begin to fetch the first ``max_pieces`` of these pieces. Others that earlier calls fetched are dropped."""
+        """Fetch the first ``max_pieces`` of these pieces, and drop others."""
         if self._pool is None:
             return
         before, self._fetches = self._fetches, {}
@@ -253,7 +248,7 @@ class PiecePrefetcher:
             left.cancel()
 
     def close(self) -> None:
-        """Make no more requests, and wait for those that are running."""
+        """Wait for running requests."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -263,7 +258,7 @@ class PiecePrefetcher:
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
-    """Yield the results of ``fetches``, in order. Other threads call up to ``max_in_advance`` of them ahead."""
+    """Results are in order; other threads call up to ``max_in_advance`` fetches ahead."""
     if not max_in_advance:
         for fetch in fetches:
             yield fetch()
@@ -283,7 +278,7 @@ def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) ->
 
 
 class SegmentGone(NotFound):
-    """Raised if an object is missing: the segment was replaced meanwhile, or the object is lost."""
+    """Raised if an object is missing: replaced or lost."""
 
     def __init__(self, object_key: str, metadata: RemoteLogSegmentMetadata) -> None:
         super().__init__(f"{object_key} is missing in the store")
@@ -291,7 +286,7 @@ class SegmentGone(NotFound):
         self.metadata = metadata
 
     def to_bad_data_error(self) -> BadData:
-        """Return the BadData to raise if the segment is still live: its object is lost."""
+        """The error to raise if the segment is still live."""
         return BadData("a live segment is missing in the store", segment=self.key, hint="Run `verify`")
 
 
@@ -302,7 +297,7 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 @kernel
 def cut_off_batch(buf: Bytes) -> PositionAndSize:
-    """Return the byte position after the last whole batch in ``buf``, and the full size of the batch that is cut off there: 0 if there
+    """Byte position after the last whole batch, and full size of the batch that is cut off there: 0 if there
     is none, or if not even its length field is complete.
     """
     position = np.int64(0)
@@ -318,7 +313,7 @@ def cut_off_batch(buf: Bytes) -> PositionAndSize:
 
 
 def listed_stable_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the last stable offset of a partition in a listed tier, or the end offset (exclusive). Raises BadData, StoreError.
+    """Last stable offset in a listed tier, or the end offset (exclusive). Raises BadData, StoreError.
     Segments that were uploaded more than ``producer_id_expiration_ms`` before the newest one are not read: a transaction that began there
     counts as abandoned.
     """
@@ -351,7 +346,7 @@ def _recently_uploaded(live_segments: Sequence[RemoteLogSegmentMetadata], within
 
 
 def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
-    """Add and remove open transactions, by producer id, for the batches up to ``last_offset`` (inclusive)."""
+    """Update open transactions, by producer id, for the batches up to ``last_offset`` (inclusive)."""
     inside = (table.producer_id >= 0) & (table.last_offset <= last_offset)
     ends = ((table.control == ABORT) | (table.control == COMMIT)) & inside
     data = (table.control == NOT_CONTROL) & table.transactional_flags & inside

@@ -47,8 +47,8 @@ MAX_HALVINGS = 20
 
 @dataclass(frozen=True)
 class LastValueOfEachKey:
-    """Last records of all keys of a partition, without tombstones, as the tier held them when this object was made. Each iteration reads
-    the tier. A reader that continues at ``next_offset`` misses no change.
+    """Last records of all keys, without tombstones, when this object was made. Each iteration reads the tier. A reader that continues at
+    ``next_offset`` misses no change.
     """
 
     tier: Tier
@@ -58,12 +58,11 @@ class LastValueOfEachKey:
 
     @property
     def next_offset(self) -> int:
-        """Return the offset after the last record that was taken into account."""
         return self.extent.last + 1
 
     @property
     def next_place(self) -> Place:
-        """Return ``next_offset`` with the log's topic id and the leader epoch of the record before it."""
+        """Place of ``next_offset``, with the log's identity."""
         read = self.log_identity.consumed_history_below_offset(self.next_offset)
         return Place(*self.extent.partition, self.next_offset, read.last_read_leader_epoch, read.topic_id)
 
@@ -72,12 +71,12 @@ class LastValueOfEachKey:
         return self.extent.log or LogIdentity()
 
     def __iter__(self) -> Iterator[RecordBlock]:
-        """Yield the last records in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
+        """Blocks come in no particular order; each key occurs once. Raises StoreError, BadData."""
         for selection in self.read_selected_records():
             yield copy_to_record_block(self.extent.partition, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """:param columns: names from ``compactor.read.columns.MESSAGE_COLUMNS``; all of them by default."""
+        """:param columns: of ``compactor.read.columns.MESSAGE_COLUMNS``; all by default."""
         from compactor.read.columns import arrow_schema_of_columns, to_arrow_batch
 
         schema = arrow_schema_of_columns(columns)
@@ -85,12 +84,12 @@ class LastValueOfEachKey:
             yield to_arrow_batch(selection, *self.extent.partition, schema)
 
     def offsets(self) -> Int64s:
-        """Return the last records' offsets, ascending. Takes eight bytes per key."""
+        """Ascending; eight bytes per key."""
         found = [selection.rows.offset[selection.picked] for selection in self.read_selected_records()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def read_selected_records(self) -> Iterator[SelectedRecords]:
-        """Yield the last records as selected rows, each selection valid until the next one is requested."""
+        """Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_settings_for_topic(self.extent.partition.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
@@ -118,8 +117,7 @@ def last_values(
     read_committed: bool = True,
     hash_key: bytes = b"",
 ) -> LastValueOfEachKey:
-    """Return the last values of a partition's keys, as the tier holds them now.
-    :param first_offset, last_offset: both inclusive.
+    """:param first_offset, last_offset: both inclusive.
     :param hash_key: empty to read it from the tier, which only one thread at a time may do.
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
@@ -133,7 +131,7 @@ def last_values(
 
 
 def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
-    """Return the rows whose offset is in ``wanted_offsets``, which ascend."""
+    """The ``wanted_offsets`` ascend."""
     offsets = selection.rows.offset[selection.picked]
     at = np.searchsorted(wanted_offsets, offsets)
     found = at < len(wanted_offsets)
@@ -152,10 +150,10 @@ def read_record_blocks(
     key: bytes | None = None,
     on_damage: Callable[[DamagedOffsetRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
-    """Yield the records with offsets from ``first_offset`` to ``last_offset`` (inclusive), ascending. Raises StoreError, BadData.
+    """Bounds are inclusive; records ascend. Raises StoreError, BadData.
     :param latest_only: only the last record of each key in the range, without tombstones.
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
-    :param on_damage: called with offsets that cannot be read, which are left out; None to raise BadData.
+    :param on_damage: called with unreadable offsets, which are left out; None to raise BadData.
     """
     view = last_values(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
     if key is not None:
@@ -227,7 +225,7 @@ KeyHashesAndSizes = tuple[Hashes64, Sizes]
 
 @dataclass(frozen=True)
 class CompactionSavingEstimate:
-    """Estimate of the bytes that a round of compaction would save.
+    """Bytes that a round would save.
     at_least_bytes: estimated lower bound.
     error_bytes: half width of its 95 % confidence interval; 0 if all bytes were read.
     of_bytes: all segments that a round could clean.
@@ -242,7 +240,6 @@ class CompactionSavingEstimate:
 
     @property
     def is_saving_exact(self) -> bool:
-        """Return whether all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     @override
@@ -254,7 +251,7 @@ class CompactionSavingEstimate:
 
 
 def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> CompactionSavingEstimate:
-    """Return an estimate from about ``sample_bytes`` bytes. Raises BadData, StoreError."""
+    """Read about ``sample_bytes`` bytes. Raises BadData, StoreError."""
     # In a broker-managed tier the newest segment is never cleaned, and its keys clean nothing.
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
@@ -287,7 +284,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
 
 
 class _SampleWindow(NamedTuple):
-    """Range of offsets (both inclusive), with its approximate size."""
+    """Range of offsets (both inclusive) with its approximate size."""
 
     first: int
     last: int
@@ -306,9 +303,7 @@ class _SampleReader:
         """Of the records read so far from the first dirty offset on, those without a key."""
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
-        """Return key hash (0 without a key) and approximate size of each record from ``first_offset`` to ``last_offset`` (inclusive), in
-        order.
-        """
+        """Key hash (0 without a key) and approximate size of each record; bounds are inclusive."""
         parts = list(self._read_key_hash_blocks(first_offset, last_offset))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -331,7 +326,7 @@ class _SampleReader:
 
 
 def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes, *, drops_keyless: bool) -> float:
-    """Return the share, by size, of records that are followed by one with the same key hash, or have no key if ``drops_keyless``."""
+    """By size; records without a key count if ``drops_keyless``."""
     if not len(hashes):
         return 0.0
     _, from_end = np.unique(hashes[::-1], return_index=True)
@@ -355,9 +350,7 @@ def _locate_log_tail(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_b
 def _sample_windows(
     live_segments: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
 ) -> Iterator[_SampleWindow]:
-    """Yield windows of ``sample_bytes`` in all, evenly spread over the ``older_bytes`` below ``end_offset`` (exclusive), without
-    overlap.
-    """
+    """Windowsof ``sample_bytes`` in all are evenly spread below ``end_offset`` (exclusive) and do not overlap."""
     count = max(1, min(WINDOWS, sample_bytes // LEAST_WINDOW))
     size = max(1, sample_bytes // count)
     starts = [(number + 0.5) * older_bytes / count for number in range(count)]

@@ -1,6 +1,6 @@
 """Reading a range of offsets of one partition from the tier.
-A range is given in offsets, which compaction keeps, and not in bytes. If an object has been replaced since the read was planned, the reader
-reads the control log again and continues after the last offset that it has returned.
+If an object has been replaced since the read was planned, the reader reads the control log again and continues after the last offset that
+it has returned.
 read_committed has the meaning of Kafka's consumer: no records of aborted transactions, and none at or above the last stable offset.
 """
 
@@ -71,7 +71,7 @@ BatchesToCopy = tuple[SegmentPiece, Flags]
 
 
 class _PieceToRead(NamedTuple):
-    """Piece of which offsets ``first`` to ``last`` (inclusive) are read, with flags per batch: to be read; left out because of damage."""
+    """Offsets ``first`` to ``last`` are inclusive; flags per batch: to be read; left out because of damage."""
 
     piece: SegmentPiece
     wanted: Flags
@@ -84,7 +84,7 @@ class _PieceToRead(NamedTuple):
 class OffsetRangeToRead:
     """Offsets of one partition to read.
     first, last: both inclusive.
-    segments: live segments that held these offsets when the read was planned.
+    segments: live segments when the read was planned.
     log: identity at that time; None if changes of it need not be noticed.
     """
 
@@ -96,7 +96,7 @@ class OffsetRangeToRead:
 
 
 class LogChanged(BadData):
-    """Raised if the log was truncated, or its topic created again, while it was being read."""
+    """Raised if the log was truncated, or its topic created again, during the read."""
 
     def __init__(self, read_range: OffsetRangeToRead, offset: int) -> None:
         where = f"{read_range.partition}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
@@ -104,7 +104,7 @@ class LogChanged(BadData):
 
 
 class LogBeginningDeleted(LogChanged):
-    """Raised if retention or a person deleted records that were still to be read."""
+    """Raised if records that were still to be read were deleted."""
 
     def __init__(self, read_range: OffsetRangeToRead, offset: int) -> None:
         where = f"{read_range.partition}: offsets below {offset} were deleted while {read_range.first} to {read_range.last} were read"
@@ -113,7 +113,7 @@ class LogBeginningDeleted(LogChanged):
 
 @dataclass(frozen=True)
 class DiskKeySortRequest:
-    """Request to sort key hashes on the local disk, 16 bytes for each record; values are read in a second pass.
+    """Sort key hashes on the local disk, 16 bytes for each record; a second pass reads values.
     records: most records that the range can hold.
     disk_bytes: 0 for no limit.
     """
@@ -124,10 +124,9 @@ class DiskKeySortRequest:
 
 @dataclass(frozen=True)
 class LastRecordOfEachKeyRequest:
-    """Request for the last record of each key in a range, without tombstones.
-    key_ranges: number of equal ranges into which key hashes are divided.
+    """The last record of each key in a range, without tombstones.
+    key_ranges: of key hashes, equal.
     key_range: number of the wanted range, from 0.
-    map_budget_bytes: memory for key hashes.
     hash_key: empty to read it from the tier.
     spill: for at most MAX_SPILL_SPAN offsets and with ``key_ranges`` 1; None to hold keys in memory.
     """
@@ -142,8 +141,8 @@ class LastRecordOfEachKeyRequest:
 @dataclass(frozen=True)
 class ReadOptions:
     """Options for reading a range.
-    inflate_limit: largest size of an uncompressed batch, in bytes.
-    requests_in_advance: requests, of 16 MiB each, that are made before their data is needed.
+    inflate_limit: of a batch, in bytes.
+    requests_in_advance: of 16 MiB each.
     skip_damaged: whether offsets that cannot be read are reported and skipped. Not allowed with ``last_records_only``, because an older
     value of a key would take the place of one that cannot be read.
     """
@@ -156,8 +155,8 @@ class ReadOptions:
 
 
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction open at the tier's end, or the end offset (exclusive), from the metadata of the
-    last segment; in a broker-managed tier from its producer snapshot, in a listed tier from the batches. Raises StoreError, BadData.
+    """First offset of the oldest transaction open at the tier's end, or the end offset (exclusive): from the metadata of the last segment;
+    in a broker-managed tier from its producer snapshot, in a listed tier from the batches. Raises StoreError, BadData.
     """
     if not state.has_segments:
         return state.end_offset + 1
@@ -182,9 +181,8 @@ def find_record_for_time(
     max_batch_bytes: int,
     first_offset: int = 0,
 ) -> RecordAtTime | None:
-    """Return the first record whose timestamp is ``timestamp_ms`` or later, or None (Kafka: offsetsForTimes).
-    :param max_batch_bytes: largest size of an uncompressed batch.
-    :param first_offset: records with lower offsets are left out.
+    """First record at ``timestamp_ms`` or later, or None (Kafka: offsetsForTimes).
+    :param first_offset: inclusive.
     :raises SegmentGone: if a segment was replaced meanwhile.
     """
     scratch = _ParseBuffers()
@@ -204,7 +202,7 @@ def find_record_for_time(
 
 
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
-    """Return the first live record's offset whose timestamp is ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
+    """Offset of the first live record at ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_live_offset() -> int | None:
@@ -216,14 +214,12 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
 
 
 def time_offset_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
-    """Return ``offset_for_time``, or the end offset (exclusive) if there is no such record. Raises BadData, StoreError."""
+    """The end offset (exclusive) without such a record. Raises BadData, StoreError."""
     found = offset_for_time(tier, partition, timestamp_ms)
     return tier.open_partition_log(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:
-    """Buffers for a decompressed and parsed chunk, reused for the next one."""
-
     def __init__(self) -> None:
         self._rows = RecordRowBuffers()
         self._bodies = GrowingByteBuffer()
@@ -231,9 +227,7 @@ class _ParseBuffers:
     def parse_flagged_batches(
         self, piece: SegmentPiece, batch_flags: Flags, max_batch_bytes: int, *, backwards: bool = False
     ) -> Iterator[SelectedRecords]:
-        """Yield each chunk of a piece that holds any of the flagged batches, with all its rows selected.
-        :param max_batch_bytes: largest size of an uncompressed batch.
-        """
+        """Yield chunks that hold a flagged batch, with all their rows selected."""
         source = piece.source
         ranges = source.split_by_kind()
         for first, last in reversed(ranges) if backwards else ranges:
@@ -248,7 +242,7 @@ class _ParseBuffers:
 
 
 class OffsetRangeReader:
-    """Reader of one range of offsets of a partition. Must be used by one thread."""
+    """Reader of one range of offsets, for one thread."""
 
     def __init__(
         self,
@@ -258,8 +252,7 @@ class OffsetRangeReader:
         folder: str | None = None,
         on_damage: Callable[[DamagedOffsetRange], None] = log_damage,
     ) -> None:
-        """Create a reader; nothing is read yet.
-        :param folder: where keys are sorted on disk; None for the system's folder of temporary files.
+        """:param folder: where keys are sorted on disk; None for the system's folder of temporary files.
         :param on_damage: called with offsets that are skipped (``ReadOptions.skip_damaged``).
         """
         self._tier = tier
@@ -275,7 +268,7 @@ class OffsetRangeReader:
         self._scratch = _ParseBuffers()
 
     def read_selected_records(self) -> Iterator[SelectedRecords]:
-        """Yield the wanted records as selected rows, at least one at a time, each selection valid until the next one is requested.
+        """Each selection has a row or more, and is valid until the next one is requested.
         Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
         """
         latest = self._wanted.last_records_only
@@ -297,9 +290,9 @@ class OffsetRangeReader:
                     yield replace(selection, picked=inside)
 
     def read_intact_batches(self) -> Iterator[BatchesToCopy]:
-        """Yield the range in pieces, ascending, each with a flag for each batch: whether a copy of the log may have it. It may not if
-        readers with these options do not get its records because of damage, or if its CRC does not match. Intact markers and aborted
-        batches are flagged. Damage is reported to ``on_damage``, in no certain order.
+        """Pieces ascend, with a flag for each batch: whether a copy of the log may have it. It may not if readers with these options do not
+        get its records because of damage, or if its CRC does not match. Intact markers and aborted batches are flagged. Damage is reported
+        to ``on_damage``, in no certain order.
         """
         for piece, _, left_out, first, last in self._read_pieces_forwards():
             inside = (piece.source.table.last_offset >= first) & (piece.source.table.base_offset <= last)
@@ -309,7 +302,7 @@ class OffsetRangeReader:
             yield piece, inside & ~damaged & ~left_out
 
     def _read_pieces_forwards(self) -> Iterator[_PieceToRead]:
-        """Yield the range in pieces, and report damage. Where a segment was replaced meanwhile, re-read the control log and continue
+        """After a replacement of a segment, re-read the control log and continue
         with its replacement.
         """
         extent = self._extent
@@ -359,7 +352,7 @@ class OffsetRangeReader:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
     def _find_piece_damage(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
-        """Return per batch whether it is to be read, and whether it is left out because of damage; and the damaged ranges. Unless damage
+        """Per batch: to be read; left out because of damage; and the damaged ranges. Unless damage
         is skipped, no batch from the first damaged one on is to be read.
         """
         wanted, unknown = self._flag_wanted_batches(piece, first_offset, last_offset)
@@ -383,9 +376,7 @@ class OffsetRangeReader:
     def _report_lost_segment(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> int:
-        """Return the offset at which reading continues after an object is lost: after the segment if it is the log; a lost index is
-        ignored. Raises BadData if damage is not skipped.
-        """
+        """Reading continues after the segment if the log is lost; a lost index is ignored. Raises BadData if damage is not skipped."""
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
@@ -401,9 +392,7 @@ class OffsetRangeReader:
         return last_offset + 1
 
     def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
-        """Yield each piece that will be read next, as far as the offset indexes show them, from byte ``position`` of the first segment
-        on.
-        """
+        """Pieces that will be read next, as far as the offset indexes show."""
         for reader in readers:
             at: int | None = position
             inside = reader.metadata.end_offset <= self._extent.last
@@ -415,7 +404,7 @@ class OffsetRangeReader:
             position = 0
 
     def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key, reading backwards: the first record found of a key is its last one."""
+        """Read backwards: the first record found of a key is its last one."""
         keys, halves = (
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.temporary_hash_key()),
@@ -426,7 +415,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=picked)
 
     def _read_last_on_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key in two passes: find their offsets with key hashes on disk, then read them."""
+        """Find offsets with key hashes on disk, then read the records."""
         extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.temporary_hash_key())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
@@ -445,7 +434,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=found)
 
     def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
-        """Yield chunks, newest first, each with the last offset that is still wanted of them."""
+        """Newest first, each with the last offset that is still wanted."""
         extent = self._extent
         last, retries = extent.last, 0
         while last >= extent.first:
@@ -472,9 +461,7 @@ class OffsetRangeReader:
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
-        """Flag batches whose records are wanted, and wanted ones whose transaction's outcome cannot be read. Batches outside the offsets
-        (inclusive) and aborted ones are not wanted.
-        """
+        """Flag wanted batches, and those whose transaction's outcome cannot be read. Offsets are inclusive; aborted batches are not wanted."""
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)
@@ -489,7 +476,7 @@ class OffsetRangeReader:
         return mine, unknown
 
     def _reread_log(self, error: SegmentGone, retries: int) -> int:
-        """Return ``retries + 1``. Raises BadData if the segment is still live, or if ``retries`` has reached MAX_RETRIES."""
+        """Raises BadData if the segment is still live, or if ``retries`` has reached MAX_RETRIES."""
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
@@ -500,9 +487,7 @@ class OffsetRangeReader:
         return SegmentReader(self._tier.ports.layout, self._extent.partition, metadata, self._wanted.inflate_limit)
 
     def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
-        """Return the live segments that end at or above ``offset``. Raises LogChanged if the log was truncated meanwhile, or the topic
-        created again.
-        """
+        """Raises LogChanged if the log was truncated meanwhile, or the topic created again."""
         extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
         changed = (
             first_diverging_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
@@ -527,9 +512,7 @@ def hash_keys_of_rows(
     request: LastRecordOfEachKeyRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
-    """Return key hashes and numbers of the rows with a key in the requested range and an offset from ``first_offset`` to ``last_offset``
-    (inclusive), last row first.
-    """
+    """Rows with a key in the requested range, last row first; offsets are inclusive."""
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
     count = _hash_keys_backwards(
@@ -547,7 +530,7 @@ def _select_new_rows(
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
-    """Add the requested keys to ``keys``. Return the rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget
+    """Rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget
     if ``keys`` is full.
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
@@ -582,9 +565,7 @@ def _hash_keys_backwards(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> int:  # fmt: skip
-    """Hash each row with a key in hash range ``wanted_range`` of ``range_count`` and an offset within bounds (inclusive), last row
-    first. Return their number.
-    """
+    """Offsets are inclusive; last row first."""
     count = 0
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:

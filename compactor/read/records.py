@@ -1,6 +1,4 @@
-"""Records as columns (RecordBlock), and as messages of a consumer with the methods of confluent_kafka.Message.
-Messages are made when they are returned, many at a time without Python code for each.
-"""
+"""Records as columns (RecordBlock), and as messages of a consumer with the methods of confluent_kafka.Message."""
 
 from __future__ import annotations
 
@@ -25,9 +23,8 @@ from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 
 @dataclass(frozen=True)
 class SelectedRecords:
-    """Records selected from one chunk of parsed batches, in which each record is a numbered row.
+    """Records selected from one parsed chunk.
     table: batches of the chunk's piece.
-    rows: all records of the chunk.
     first_row: of each batch; one more entry for the end of the last.
     picked: selected rows, ascending.
     """
@@ -42,7 +39,7 @@ class SelectedRecords:
         return len(self.picked)
 
     def repeat_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each selected row the value of its batch."""
+        """For each selected row the value of its batch."""
         return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
@@ -68,7 +65,7 @@ class RecordHeaderArrays:
 
 
 def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ConcatenatedByteStrings:
-    """Copy the byte strings of the selected rows; a negative length is null."""
+    """A negative length is null."""
     begins = np.empty(len(selected_rows) + 1, np.int32)
     valid = np.empty(len(selected_rows), np.bool_)
     data = np.empty(_compute_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
@@ -77,7 +74,6 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
 
 
 def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
-    """Return copies of the record headers of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
     total = _count_headers_of_rows(buf, rows.value_start, rows.value_length, rows.end, rows.flags, picked, begins)
@@ -94,7 +90,7 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 @kernel
 def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> int:
-    """Compute where the selected strings lie in a copy: starts, and the end of the last one. Return their total length. A negative
+    """Offsets: starts, and the end of the last string. Return their total length. A negative
     length is null.
     """
     at = 0
@@ -124,8 +120,8 @@ def _count_headers_of_rows(
     selected_rows: Int64s,
     out_first_header: Int32s,
 ) -> int:
-    """Count the headers, which follow the value, of the selected rows with HAS_HEADERS. Return their total number.
-    :param out_first_header: receives for each selected row the number of headers before it, and at last the number of all.
+    """Headers follow the value, in rows with HAS_HEADERS.
+    :param out_first_header: per selected row the number of headers before it, at last of all.
     """
     total = 0
     for i in range(selected_rows.size):
@@ -142,8 +138,8 @@ def _count_headers_of_rows(
 def _locate_headers_of_rows(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, selected_rows: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header, which
-    ``parse_records`` has checked. Lengths below 0 mean null.
+    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header. Lengths below 0 mean
+    null.
     """
     for i in range(selected_rows.size):
         if first_header[i] == first_header[i + 1]:
@@ -193,10 +189,9 @@ class _TopicPartitionOffsetTuple(NamedTuple):
 
 
 class Place(_TopicPartitionOffsetTuple):
-    """Position in a partition: a tuple of topic, partition and offset. Functions accept confluent_kafka.TopicPartition in its place.
-    leader_epoch: of the record before ``offset``; None if unknown.
+    """Position in a partition: a tuple of topic, partition and offset. leader_epoch: of the record before ``offset``; None if unknown.
     topic_id: empty if unknown.
-    Epoch and topic id identify the log. They are no part of the tuple: positions are equal if topic, partition and offset are.
+    Epoch and topic id are no part of the tuple: positions are equal if topic, partition and offset are.
     """
 
     leader_epoch: int | None = None
@@ -227,11 +222,11 @@ class HasTopicPartitionAndOffset(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return the offset, or a logical offset such as OFFSET_END."""
+        """A logical offset such as OFFSET_END is possible."""
 
 
 class PartitionReadError:
-    """Error inside a message, for a partition that cannot be read at its position. The consumer retries. Codes and names are Kafka's."""
+    """Error inside a message. Codes and names are Kafka's."""
 
     __slots__ = ("_code", "_name", "_text")
 
@@ -259,22 +254,22 @@ class PartitionReadError:
 
 
 def out_of_range_error(reason: str) -> PartitionReadError:
-    """Return the error for a position that neither tier nor broker holds, or of another topic."""
+    """For a position that neither tier nor broker holds, or of another topic."""
     return PartitionReadError(1, "OFFSET_OUT_OF_RANGE", reason)
 
 
 def log_truncation_error(reason: str) -> PartitionReadError:
-    """Return the error for a log whose end was discarded after it had been read."""
+    """For a log whose end was discarded after it had been read."""
     return PartitionReadError(-139, "_LOG_TRUNCATION", reason)
 
 
 def no_committed_offset_error(reason: str) -> PartitionReadError:
-    """Return the error for a partition without a committed offset while ``auto.offset.reset`` is ``error``."""
+    """For a partition without a committed offset while ``auto.offset.reset`` is ``error``."""
     return PartitionReadError(-168, "_NO_OFFSET", reason)
 
 
 class TierMessage(tuple[Any, ...]):
-    """Message of a consumer: a record of the tier, or an error of a partition. Messages are equal if all their fields are."""
+    """Message of a consumer: a record of the tier, or an error of a partition."""
 
     __slots__ = ()
 
@@ -299,7 +294,7 @@ class TierMessage(tuple[Any, ...]):
         return _describe_message(self)
 
     def error(self) -> PartitionReadError | None:
-        """Return the error, or None for a record. An error has no key and no value."""
+        """Error without key and value; None for a record."""
         return self[8]  # type: ignore[no-any-return]
 
     def topic(self) -> str:
@@ -315,27 +310,27 @@ class TierMessage(tuple[Any, ...]):
         return self[3]  # type: ignore[no-any-return]
 
     def value(self) -> bytes | None:
-        """Return the value; None for a tombstone."""
+        """Value; None for a tombstone."""
         return self[4]  # type: ignore[no-any-return]
 
     def headers(self) -> MessageHeaders | None:
-        """Return the headers, or None if the record has none."""
+        """Headers; None if the record has none."""
         return self[5]  # type: ignore[no-any-return]
 
     def timestamp(self) -> TimestampTypeAndMs:
-        """Return a TIMESTAMP_ constant and milliseconds."""
+        """A TIMESTAMP_ constant and milliseconds."""
         return self[6]  # type: ignore[no-any-return]
 
     def leader_epoch(self) -> int | None:
         return self[7]  # type: ignore[no-any-return]
 
     def topic_id(self) -> str:
-        """Return the topic id; empty if unknown."""
+        """Empty if unknown."""
         return self[9]  # type: ignore[no-any-return]
 
 
 class BrokerMessage(tuple[Any, str]):
-    """A message that confluent-kafka returned from a broker, together with its topic's id."""
+    """A confluent-kafka message together with its topic's id."""
 
     __slots__ = ()
 
@@ -344,7 +339,7 @@ class BrokerMessage(tuple[Any, str]):
         return _describe_message(self)
 
     def error(self) -> ConfluentError | None:
-        """Return the error (confluent_kafka.KafkaError), or None for a record."""
+        """A confluent_kafka.KafkaError; None for a record."""
         return self[0].error()
 
     def offset(self) -> int:
@@ -354,11 +349,11 @@ class BrokerMessage(tuple[Any, str]):
         return self[0].key()  # type: ignore[no-any-return]
 
     def value(self) -> bytes | None:
-        """Return the value; None for a tombstone."""
+        """Value; None for a tombstone."""
         return self[0].value()  # type: ignore[no-any-return]
 
     def topic_id(self) -> str:
-        """Return the topic id; empty if unknown."""
+        """Empty if unknown."""
         return self[1]
 
     def __getattr__(self, name: str) -> Any:
@@ -393,12 +388,11 @@ class RecordBlock:
 
     @property
     def nbytes(self) -> int:
-        """Return the approximate size in memory."""
+        """Approximate size in memory."""
         inside = len(self.headers.names.data) + len(self.headers.values.data) if self.headers else 0
         return len(self.keys.data) + len(self.values.data) + inside + 40 * len(self.offset)
 
     def messages(self) -> Iterator[TierMessage]:
-        """Yield each record as a TierMessage."""
         topic, partition = self.partition
         epochs = self.leader_epoch.tolist()
         if len(epochs) and self.leader_epoch.min() < 0:
@@ -438,7 +432,7 @@ def _shortened_text_of_bytes(data: bytes | None) -> str:
 
 
 def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, topic_id: str = "") -> RecordBlock:
-    """Copy the selected rows, independent of the buffers they were parsed from."""
+    """The copy is independent of the buffers that the rows were parsed from."""
     rows, picked, table, buf = selection.rows, selection.picked, selection.table, selection.chunk.buf
     some = slice(selection.chunk.first, selection.chunk.last)
     kinds = np.where(table.attributes[some] & np.int16(LOG_APPEND), TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_CREATE_TIME)
@@ -457,7 +451,7 @@ def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, 
 
 
 def iterate_byte_strings(strings: ConcatenatedByteStrings) -> Iterator[bytes | None]:
-    """Yield each byte string; None for null."""
+    """Yield None for null."""
     data, places = strings.data.tobytes(), strings.begins.tolist()
     contents = map(data.__getitem__, map(slice, places, islice(places, 1, None)))
     if strings.valid.all():

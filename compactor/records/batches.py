@@ -1,12 +1,11 @@
-"""Parser of batch headers: turns a segment's bytes into one row per batch (Kafka: DefaultRecordBatch, LegacyRecord,
-AbstractLegacyRecordBatch).
+"""Parser of batch headers: one row per batch (Kafka: DefaultRecordBatch, LegacyRecord, AbstractLegacyRecordBatch).
 
-     v2 header, 61 bytes                                                     v0/v1 entry
-      0 baseOffset:8    21 attributes:2       43 producerId:8                 0 offset:8        17 attributes:1
-      8 batchLength:4   23 lastOffsetDelta:4  51 producerEpoch:2              8 size:4          18 [v1 timestamp:8]
-     12 leaderEpoch:4   27 baseTimestamp:8    53 baseSequence:4              12 crc:4              keyLen:4 key
-     16 magic:1         35 maxTimestamp:8     57 recordsCount:4              16 magic:1            valueLen:4 value
-     17 crc:4                                 61 records
+v2 header, 61 bytes                                                     v0/v1 entry
+ 0 baseOffset:8    21 attributes:2       43 producerId:8                 0 offset:8        17 attributes:1
+ 8 batchLength:4   23 lastOffsetDelta:4  51 producerEpoch:2              8 size:4          18 [v1 timestamp:8]
+12 leaderEpoch:4   27 baseTimestamp:8    53 baseSequence:4              12 crc:4              keyLen:4 key
+16 magic:1         35 maxTimestamp:8     57 recordsCount:4              16 magic:1            valueLen:4 value
+17 crc:4                                 61 records
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _STATE: Final = 2
 
 
 def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
-    """Return a copy of the v2 batch headers at these byte positions, shape (batches, 61). Raises IndexError if one is not within
+    """Copy v2 headers, shape (batches, 61). Raises IndexError if one is not within
     ``buf``.
     """
     if not len(position):
@@ -62,21 +61,19 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
 
 
 def sha256_of_batch_headers(headers: HeaderBytes) -> str:
-    """Return the SHA-256 of batch headers in hexadecimal. It stands for the payloads, too, if the CRCs were verified."""
+    """Hexadecimal. Stands for the payloads, too, if the CRCs were verified."""
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
     return digest.hexdigest()
 
 
 def crc32c_from_headers(headers: HeaderBytes) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches, valid if the batches match their stored CRCs."""
+    """CRC-32C of all bytes of consecutive batches, valid if the batches match their stored CRCs."""
     return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), zero_bytes_tables()))
 
 
 class BatchHeaderDigestBuilder:
-    """Builder of the SHA-256 of all batch headers of a log that arrives in parts of any size. It verifies every CRC, and holds one
-    header in memory.
-    """
+    """Builder of the SHA-256 of all batch headers of a log that arrives in parts of any size. Every CRC is verified."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256(_PREFIX)
@@ -95,14 +92,12 @@ class BatchHeaderDigestBuilder:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
     def header_digest(self) -> str:
-        """Return the digest; empty if the bytes so far are not complete v2 batches whose CRCs match."""
+        """Empty if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
 def verified_header_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's batch headers, in hexadecimal. Empty if a CRC does not match, if the file holds anything but v2
-    batches, or if it ends within a batch.
-    """
+    """Hexadecimal; empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch."""
     buf, digest = memory_map_file(path), BatchHeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
         digest.add_log_bytes(buf[start : start + SCAN_BYTES])
@@ -121,8 +116,7 @@ def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
 
 @kernel
 def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> int:
-    """Write the headers of the batches whose last byte is in ``buf``. Return their number, or -1 if a batch is not v2 or its CRC does not
-    match.
+    """Return the number of batches whose last byte is in ``buf``, or -1 if a batch is not v2 or its CRC does not match.
     :param partial_batch_state: between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
     """
     have, left, crc = partial_batch_state[_HAVE], partial_batch_state[_LEFT], np.uint64(partial_batch_state[_STATE])
@@ -227,11 +221,11 @@ class BatchTable(NamedTuple):
 
     @staticmethod
     def allocate_rows(batch_count: int) -> BatchTable:
-        """Return a table with space for ``batch_count`` batches, not initialized."""
+        """Rows are not initialized."""
         return BatchTable(*(np.empty(batch_count, _DTYPES.get(name, np.int64)) for name in BatchTable._fields))
 
     def select_rows(self, batches: slice | Int64s) -> BatchTable:
-        """Return only these batches; ``position`` is still that in the complete segment."""
+        """The result's ``position`` is still that in the complete segment."""
         return BatchTable(*(column[batches] for column in self))
 
     def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
@@ -239,7 +233,6 @@ class BatchTable(NamedTuple):
 
     @property
     def codec_ids(self) -> npt.NDArray[np.int16]:
-        """Return the low three bits of the attributes."""
         return self.attributes & np.int16(CODEC_MASK)
 
     @property
@@ -260,7 +253,7 @@ _DTYPES: Final[dict[str, Any]] = {
 
 
 def memory_map_file(path: Path) -> Bytes:
-    """Map a file as a read-only array; an empty array for an empty file."""
+    """Read-only; an empty array for an empty file."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
             return read_only_view(np.empty(0, np.uint8))
@@ -271,7 +264,7 @@ def memory_map_file(path: Path) -> Bytes:
 
 
 def read_only_view(array: Bytes) -> Bytes:
-    """Return a read-only view. Kernels are compiled for read-only input, so that each is compiled only once."""
+    """Kernels are compiled for read-only input, so that each is compiled only once."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -279,7 +272,7 @@ def read_only_view(array: Bytes) -> Bytes:
 
 @measure_stage(SegmentWorkStage.CHECK)
 def parse_batch_headers(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
-    """Parse batch headers. Bodies are not read and CRCs are not checked.
+    """Bodies are not read and CRCs are not checked.
     :param previous_last_offset: the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
     """
@@ -295,7 +288,7 @@ def parse_batch_headers(buf: Bytes, segment_name: str, previous_last_offset: int
 
 @measure_stage(SegmentWorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
 def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment_name: str) -> None:
-    """Verify the CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
+    """Raises BadData for the first mismatch in [first_batch, end_batch).
     In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
     verify them; see docs/compatibility.md.
     """
@@ -337,7 +330,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment_name:
 
 @kernel
 def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
-    """Return their number, and the byte position after the last one."""
+    """Number of batches, and the byte position after the last one."""
     end = buf.size
     position = 0
     count = 0
@@ -405,7 +398,7 @@ def _parse_control(buf: Bytes, position: int, end: int, record_count: int) -> Co
 
 @kernel
 def _parse_headers(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
-    """Return a problem (0 for none) and the byte position of its batch."""
+    """A problem (0 for none) and the byte position of its batch."""
     position = 0
     for i in range(out_table.position.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
@@ -490,7 +483,7 @@ _HEADER_FIELDS: Final = np.dtype(
 
 
 def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
-    """Return the table of consecutive v2 batches from headers, shape (batches, 61), and the columns that headers do not contain."""
+    """Headers, shape (batches, 61), are of consecutive v2 batches."""
     rows = np.ascontiguousarray(headers).view(_HEADER_FIELDS).reshape(-1)
     size: Int64s = rows["length"].astype(np.int64) + FRAME
     base: Int64s = rows["base"].astype(np.int64)
@@ -514,6 +507,6 @@ def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8],
 
 
 def select_batches_of_table(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
-    """Return the table that a file of only these batches, ascending, would have."""
+    """The table of a file of only these batches, ascending."""
     selected = table.select_rows(batch_numbers)
     return selected.replace_columns(position=np.cumsum(selected.size) - selected.size)

@@ -46,8 +46,8 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 
 @inline_kernel
 def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int) -> int:
-    """Return the position where the content ends, or -1 if the block is corrupt or left to the library, ends after ``max_out_position``,
-    or does not fit.
+    """Position where the content ends, or -1 if the block is corrupt or left to the library, ends after ``max_out_position``, or does not
+    fit.
     """
     size = shift = 0
     byte = 128
@@ -109,9 +109,7 @@ def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, ou
 
 @inline_kernel
 def _decompress_snappy_body(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int) -> int:
-    """Return the position where the content of a Xerial stream or raw block ends, or -1 if it is corrupt, too large or left to
-    ``codecs``.
-    """
+    """Position where the content of a Xerial stream or raw block ends, or -1 if it is corrupt, too large or left to ``codecs``."""
     most = out_position + max_content_bytes
     if end - position < 8 or end + _WIDE > buf.size:
         return -1
@@ -146,7 +144,7 @@ _STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
 
 
 class BatchUnreadableError(Exception):
-    """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed."""
+    """Raised for a body that cannot be decompressed, or decompresses to more bytes than allowed."""
 
     def __init__(self, batch_number: int, message: str) -> None:
         super().__init__(message)
@@ -185,7 +183,7 @@ def decompress_batch_bodies(
     max_total_bytes: int,
     magic: npt.NDArray[Any],
 ) -> Int64s:
-    """Append the bodies ``buf[start:end]`` of the wanted batches to ``out``, and return where each one ends there.
+    """Append the bodies ``buf[start:end]`` to ``out``, and return where each ends.
     Stops after the body with which ``out`` exceeds ``max_total_bytes``, so that the result may be shorter than ``wanted_flags``.
     :param max_body_bytes: most bytes of one body.
     :raises BatchUnreadableError: if a body is corrupt or too large. The caller must clear ``out`` then.
@@ -226,8 +224,8 @@ def decompress_batch_bodies(
 def compress_bodies_into(
     plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
-    """Compress each body ``plain_bodies[start:start + size]``, and return the compressed sizes.
-    :param out_start, out_capacity: place of each compressed body in ``out``, as large as ``codecs.max_compressed_size``.
+    """Return the compressed sizes of ``plain_bodies[start:start + size]``.
+    :param out_start, out_capacity: as large as ``codecs.max_compressed_size``.
     """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
@@ -258,7 +256,6 @@ def compress_bodies_into(
 
 @inline_kernel
 def _read_little_endian_u32(buf: Bytes, position: int) -> int:
-    """Read a little-endian 32-bit number."""
     return (
         np.int64(buf[position]) | np.int64(buf[position + 1]) << 8 | np.int64(buf[position + 2]) << 16 | np.int64(buf[position + 3]) << 24
     )
@@ -266,7 +263,6 @@ def _read_little_endian_u32(buf: Bytes, position: int) -> int:
 
 @inline_kernel
 def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
-    """Write a little-endian 32-bit number."""
     for i in range(4):
         buf[position + i] = (word >> 8 * i) & 255
 
@@ -275,7 +271,7 @@ def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
 def _decompress_lz4_frame(
     decompress_address: int, buf: Bytes, start: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> int:
-    """Return the position where the content ends, or -1 if the frame has optional fields, is corrupt, or does not fit."""
+    """Position where the content ends, or -1 if the frame has optional fields, is corrupt, or does not fit."""
     at = start + _FRAME_BYTES
     if at + 4 > end:
         return -1
@@ -312,7 +308,7 @@ def decompress_lz4_snappy(
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip
     """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from ``first_batch`` on, until one is met that ``codecs`` must
-    decompress. Return the number of that batch (or the number of batches) and the position in ``out`` after the content.
+    decompress. Return its number (or that of all) and the position in ``out`` after the content.
     :param decompress_address: of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
     :param max_total_bytes: after it no further body is begun.
     """
@@ -345,7 +341,7 @@ def _compress_lz4_bodies(
     out_start: Int64s,
     out_size: Int64s,
 ) -> None:
-    """Compress bodies in independent blocks.
+    """Blocks are independent.
     :param reset_address, compress_address: of LZ4_resetStream and LZ4_compress_fast_continue.
     """
     for body in range(size.size):

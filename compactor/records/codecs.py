@@ -42,9 +42,7 @@ _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
 def _lz4_frame_header(block_size_code: int) -> bytes:
-    """Return the header of an lz4 frame with independent blocks, without checksums and content size, as Java clients and librdkafka
-    write it.
-    """
+    """Independent blocks, no checksums or content size, as Java clients and librdkafka write it."""
     descriptor = bytes([0x60, block_size_code << 4])
     return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
 
@@ -63,11 +61,11 @@ SizeOrSizes = Any
 
 
 class CodecError(Exception):
-    """Raised for compressed bytes that cannot be decompressed, or that decompress to more bytes than allowed."""
+    """Raised for bytes that cannot be decompressed, or decompress to more than allowed."""
 
 
 class GrowingByteBuffer:
-    """Byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
+    """Reused byte array: new memory for every body costs more than decompression. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.array = np.empty(capacity, np.uint8)
@@ -75,11 +73,10 @@ class GrowingByteBuffer:
         self.size = 0
 
     def clear(self) -> None:
-        """Remove the content; the memory is kept."""
         self.size = 0
 
     def reserve_space(self, nbytes: int) -> memoryview:
-        """Return a view of at least ``nbytes`` after the content, valid until the next call. What is written there is content once
+        """A view of at least ``nbytes`` after the content, valid until the next call. What is written there is content once
         ``size`` is increased.
         """
         if self.size + nbytes > len(self.array):
@@ -109,7 +106,7 @@ _contexts = _CompressionContextsOfThread()
 
 
 def codec_library_versions() -> str:
-    """Return the library versions on which recompressed bytes depend (I7: equal plans give equal bytes)."""
+    """Versions on which recompressed bytes depend (I7: equal plans give equal bytes)."""
     return f"gzip={zlib_ng.ZLIBNG_VERSION} lz4={lz4.library_version_string()} snappy={cramjam.__version__} zstd={zstandard.__version__}"
 
 
@@ -117,18 +114,18 @@ def codec_library_versions() -> str:
 
 
 def compress_body(codec: int, data: Buffer) -> bytes:
-    """Compress one batch at Kafka's default level. ``codec``: the low three bits of its attributes."""
+    """At Kafka's default level; ``codec`` is the low three bits of the attributes."""
     out = memoryview(bytearray(max_compressed_size(len(data))))
     return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
 
 def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
-    """Return the largest compressed size with any codec, of a number or an array."""
+    """With any codec, of a number or an array."""
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
 def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
-    """Compress into ``max_compressed_size(len(data))`` bytes, and return the size. Raises CodecError for an unknown codec."""
+    """Return the size, at most ``max_compressed_size(len(data))``. Raises CodecError for an unknown codec."""
     if codec == LZ4:
         return _compress_lz4(data, out)
     if codec == ZSTD:
@@ -147,7 +144,7 @@ ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstand
 
 
 def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Buffer]:
-    """Compress bodies in one call that releases the GIL, as ``compress_body_into`` does.
+    """Compress bodies in one call that releases the GIL.
     :param positions_and_sizes: per body, as 64-bit numbers; a size must not be 0.
     """
     made: Any = _contexts.zstd_compressor.multi_compress_to_buffer(zstandard.BufferWithSegments(data, positions_and_sizes))
@@ -191,7 +188,7 @@ def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> int:
 
 
 def decompress_body_into(codec: int, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
-    """Append the body of one batch to ``out``. After an error the caller must clear ``out``.
+    """After an error the caller must clear ``out``.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
     try:
@@ -366,7 +363,7 @@ def _are_complete_zstd_frames(data: memoryview) -> bool:
 
 
 def _end_of_zstd_frame(data: memoryview, start: int) -> int:
-    """Return the position after the frame at ``start``, or -1 if it is incomplete (RFC 8878, section 3)."""
+    """Position after the frame, or -1 if it is incomplete (RFC 8878, section 3)."""
     end = len(data)
     if start + 8 > end:
         return -1

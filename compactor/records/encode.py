@@ -1,7 +1,5 @@
 """Encoder of cleaned batches: writes what Kafka's cleaner writes (MemoryRecords.filterTo, MemoryRecordsBuilder; docs/kafka-rules.md 4.4 to
 4.7).
-Each batch of a chunk is dropped, copied unchanged, rewritten with its remaining records, or reduced to its header. A second, simple encoder
-serves ``demo`` and tests.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ class CleaningDecisions(NamedTuple):
 
 
 class EncodedBatchBuffer:
-    """Memory for the encoded batches of one chunk, used again for the next chunk. Not thread-safe."""
+    """Reused memory for the encoded batches of one chunk. Not thread-safe."""
 
     def __init__(self) -> None:
         self.plain = codecs.GrowingByteBuffer()
@@ -123,7 +121,7 @@ def encode_cleaned_chunk(
     output: EncodedBatchBuffer,
     segment_name: str,
 ) -> EncodedBatches:
-    """Encode the batches of a chunk into ``output``, valid until the next call.
+    """Results in ``output`` are valid until the next call.
     :param decisions: DROP, COPY, REWRITE or EMPTY per batch; delete horizons and flags of rows are only used for REWRITE.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
@@ -174,7 +172,7 @@ def _compress_and_join(
     size: Int64s,
     output: EncodedBatchBuffer,
 ) -> memoryview:
-    """:param start, size: before compression. ``size`` is changed in place to that after compression."""
+    """Sizes in ``size`` are changed in place to those after compression."""
     some = slice(chunk.first, chunk.last)
     body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
     bound = codecs.max_compressed_size(body)
@@ -195,9 +193,7 @@ def _compress_and_join(
 
 
 def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp_ms: int = -1) -> bytes:
-    """Return a filler: an empty v2 batch, so that a segment whose last records were removed still ends at the last offset of its sources
-    (coverage, I1).
-    """
+    """An empty v2 batch, so that a segment whose last records were removed still ends at the last offset of its sources (coverage, I1)."""
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp_ms, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
 
@@ -207,7 +203,6 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 @kernel
 def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
-    """Flag the records that stay and that Kafka would encode differently."""
     loose = np.zeros(keep_flags.size, np.bool_)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == REWRITE:
@@ -217,7 +212,7 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
 
 
 def _reencode_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
-    """Return a copy of the chunk's bytes with these rows as Kafka encodes them, and the rows that refer to it."""
+    """Copy the chunk's bytes with these rows as Kafka encodes them."""
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = RecordRows(
@@ -277,7 +272,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def reencode_as_java_utf8(header_name: bytes) -> bytes:
-    """Return ``new String(name, UTF_8).getBytes(UTF_8)`` of Java: each invalid UTF-8 sequence and each encoded surrogate becomes U+FFFD."""
+    """Java's ``new String(name, UTF_8).getBytes(UTF_8)``: each invalid UTF-8 sequence and each encoded surrogate becomes U+FFFD."""
     parts = []
     rest = header_name
     while True:
@@ -295,9 +290,7 @@ def reencode_as_java_utf8(header_name: bytes) -> bytes:
 
 @kernel
 def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action_by_batch: Actions, size: Int64s) -> None:
-    """Write length and CRC into all batches of ``out`` that are not copies.
-    :param read_only_out: a view of ``out``, because the CRC kernel is compiled for read-only arrays.
-    """
+    """:param read_only_out: a view of ``out``, because the CRC kernel is compiled for read-only arrays."""
     at = np.int64(0)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == DROP:
@@ -379,7 +372,7 @@ def _write_legacy_tail(
 
 @inline_kernel
 def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> int:
-    """Return why Kafka's builder would refuse the batch (MemoryRecordsBuilder.validateProducerState), 0 for none."""
+    """Problem for which Kafka's builder refuses the batch (MemoryRecordsBuilder.validateProducerState), 0 for none."""
     if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
     if producer_id != -1 and producer_epoch == -1:
@@ -391,7 +384,7 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Bound the rows of [first_row, end_row) that stay. First row, last row and highest timestamp are -1 if none does."""
+    """First row, last row and highest timestamp are -1 if no row of [first_row, end_row) stays."""
     first = np.int64(-1)
     last = np.int64(-1)
     count = 0
@@ -478,9 +471,9 @@ def _encode_batches(
     out_start: Int64s,
     out_size: Int64s,
 ) -> ProblemAndBatch:
-    """Encode a chunk, uncompressed. Return a problem (an index of _PROBLEMS, 0 for none) and its batch.
+    """Return a problem (an index of _PROBLEMS, 0 for none) and its batch.
     :param batches: last offsets and maximum timestamps are changed in place to those of the encoded batches.
-    :param has_compressed_bodies: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
+    :param has_compressed_bodies: then copied batches are not written to ``out``.
     """
     at = np.int64(0)
     for batch in range(decisions.action.size):
@@ -553,7 +546,7 @@ _HEADER_BYTES_AFTER_LENGTH = 49
 
 
 class RecordToEncode(NamedTuple):
-    """A record to encode. ``timestamp`` is in milliseconds; a header name may be bytes that are not valid UTF-8."""
+    """A record with ``timestamp`` in milliseconds; a header name may be bytes that are not valid UTF-8."""
 
     offset: int
     timestamp: int
@@ -564,7 +557,7 @@ class RecordToEncode(NamedTuple):
 
 
 class ProducerFields(NamedTuple):
-    """Producer fields of a batch header. ``sequence`` is that of the batch's first record."""
+    """Fields of a batch header; ``sequence`` is that of its first record."""
 
     id: int = NO_PRODUCER_ID
     epoch: int = -1
@@ -591,7 +584,7 @@ def encode_batch(
     cleaner leaves of an emptied batch.
     :param base_offset, last_offset: by default those of the records. A compacted batch may span more.
     :param max_timestamp: by default the highest of the records. An emptied batch keeps its former value.
-    :param append_time_ms: of a LogAppendTime batch; None for CreateTime. As brokers do, records have timestamp deltas nevertheless.
+    :param append_time_ms: of a LogAppendTime batch; None for CreateTime.
     :param delete_horizon_ms: stored in place of the base timestamp (KIP-534).
     """
     if not records and (base_offset is None or last_offset is None):
@@ -630,7 +623,7 @@ def encode_txn_marker(
     delete_horizon_ms: int | None = None,
 ) -> bytes:
     """Encode a COMMIT or ABORT control batch (Kafka: EndTransactionMarker).
-    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534).
+    :param delete_horizon_ms: in place of the base timestamp (KIP-534).
     """
     base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
@@ -654,7 +647,7 @@ def prepend_batch_header(
     record_count: int,
     body: bytes,
 ) -> bytes:
-    """Prepend a header with its CRC-32C to a compressed body. Accepts invalid values, so that tests can write corrupt batches."""
+    """Prepend a header with its CRC-32C to a compressed body; invalid values are accepted."""
     after = _AFTER_CRC.pack(
         attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, record_count
     )
@@ -663,7 +656,7 @@ def prepend_batch_header(
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode Kafka's varint or varlong: zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
+    """Zigzag, then seven bits per byte, lowest first (Kafka: ByteUtils)."""
     zigzag = (value << 1) ^ (value >> 63)
     if zigzag < 0x80:
         return _ONE_BYTE[zigzag]
@@ -726,30 +719,30 @@ class BalanceDigestKey:
     """Secret key of a tier's record digests."""
 
     def __init__(self, hash_key: bytes) -> None:
-        """Derive it from the hash key, so that records that collide in an offset map differ here."""
+        """Derived from the hash key, so that records that collide in an offset map differ here."""
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
 def zero_digest_sums() -> DigestSumRows:
-    """Return zeros, one row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
+    """One row for each account: the reason for which batches or records are counted, such as a dropped tombstone."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
 def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
-    """Convert a row: number of items, and both halves of the sum of their digests."""
+    """Number of items, and both halves of the sum of their digests."""
     return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
 @measure_stage(SegmentWorkStage.GATE, lambda buf, _: len(buf))
 def segment_digest_sum(buf: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return number and digest sum of a segment's valid batches."""
+    """Number and digest sum of a segment's valid batches."""
     out = np.zeros(3, np.uint64)
     _add_segment_digests(buf, *key.halves, out)
     return digest_sum_from_row(out)
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceDigestKey) -> CountAndDigestSum:
-    """Return number and digest sum of v2 batches, from headers, shape (batches, 61)."""
+    """Headers are of v2, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
     _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
@@ -768,13 +761,9 @@ def uncopied_digest_sums(
     superseded_flags: Flags,
     aborted_flags: Flags,
 ) -> DigestSumRows:
-    """Return the counts and digest sums of the batches and records of a chunk that are not copied, one row for each account.
+    """Batches and records that are not copied, one row for each account.
     A batch whose records were filtered counts in OPENED, and all its records in RECORDS. Dropped batches and records count in the account
     of their reason. A record that was dropped for no valid reason is in no account of dropped records.
-    :param action_by_header: as decided by the batch headers.
-    :param decisions: after the records were filtered.
-    :param superseded_flags: per row: whether a later record has its key.
-    :param aborted_flags: per batch: whether it is data of an aborted transaction.
     """
     sums = zero_digest_sums()
     if np.all(decisions.action == COPY):
@@ -801,7 +790,7 @@ def _finish_digest(digest_state: np.uint64) -> np.uint64:
 
 @inline_kernel
 def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add the batch at a byte position to a row of sums: number of batches, both halves of the sum of their digests.
+    """Add a batch to a row of sums: number of batches, both halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
     """
     end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
@@ -816,7 +805,7 @@ def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKe
 
 @inline_kernel
 def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
-    """Digest length (-1 for null) and first and last eight bytes."""
+    """Length (-1 for null) and first and last eight bytes count."""
     edges = np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
     if length >= 8:
         first: np.uint64 = load_u64(buf, start)
@@ -831,7 +820,7 @@ def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
 def record_digest_half(
     buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
 ) -> np.uint64:
-    """Return the first half of a record's digest. A length of -1 means null.
+    """A length of -1 means null.
     The timestamp is not included, because rewriting v0 and v1 batches as v2 changes its encoding; the gate checks timestamps.
     """
     state = k0 + _digest_key_or_value(buf, key_start, key_length)
@@ -841,7 +830,7 @@ def record_digest_half(
 
 @inline_kernel
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
-    """Return the second half of a digest, from its first half. The second half of a sum of digests cannot be derived from the sum of
+    """The second half of a sum of digests cannot be derived from the sum of
     first halves.
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)

@@ -28,9 +28,8 @@ IndexColumnsAndCounts = tuple[Int64s, Int64s, Int64s, Int64s, int, int]
 def encode_indexes(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> tuple[bytes, bytes]:
-    """Return a segment's offset index and time index.
-    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` after that of the previous entry; the time
-    index has one more at the end. A filler further from the base offset than an entry can express gets none; readers find it by scanning.
+    """Offset index and time index. The former has one entry for each batch that begins more than ``index_interval_bytes`` after that of the
+    previous entry; the time index has one more at the end. A filler further from the base offset than an entry can express gets none.
     """
     offsets, positions, times, time_offsets, n, m = _select_index_entries(
         base_offset, size, last_offset, max_timestamp, index_interval_bytes
@@ -79,7 +78,7 @@ def _select_index_entries(
 
 
 def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> str:
-    """Return why the bytes cannot be the offset index of these batches; empty if they can."""
+    """Reason why the bytes cannot be the offset index of these batches, or empty."""
     if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY)
@@ -95,8 +94,8 @@ def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable
 
 
 def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> str:
-    """Return why the bytes cannot be the time index of these batches; empty if they can. With an invalid index, a reader that seeks a
-    timestamp would begin after the first matching record.
+    """Reason why the bytes cannot be the time index of these batches, or empty. With an invalid index, a reader that seeks a timestamp
+    would begin after the first matching record.
     """
     if len(index_bytes) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
@@ -113,14 +112,14 @@ def time_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) 
 
 
 def read_txn_index(path: Path) -> TxnEntries:
-    """Read the aborted transactions of one segment; none if the file does not exist. Raises BadData."""
+    """Empty if the file does not exist. Raises BadData."""
     if not path.exists():
         return np.empty(0, TXN_ENTRY)
     return parse_txn_index(path.read_bytes(), path.name)
 
 
 def parse_txn_index(index_bytes: bytes, file_name: str) -> TxnEntries:
-    """Parse the content of a transaction index. Raises BadData; ``file_name`` is for messages."""
+    """Raises BadData; ``file_name`` is for messages."""
     if len(index_bytes) % TXN_ENTRY.itemsize:
         raise BadData(
             f"a transaction index of {len(index_bytes)} bytes is not a whole number of {TXN_ENTRY.itemsize}-byte entries",

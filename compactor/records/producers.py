@@ -1,4 +1,4 @@
-"""Producer state of a log: sequence numbers and open transactions of its producers, and the ``.snapshot`` file that stores it.
+"""Producer state of a log, and the ``.snapshot`` file that stores it.
 (Kafka: ProducerStateManager, ProducerStateEntry, ProducerAppendInfo with origin REPLICATION; docs/kafka-rules.md 5.11.)
 """
 
@@ -48,7 +48,7 @@ class _ProducerStateColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerStates:
-    """State of all known producers at one offset: entries of Kafka's producer snapshots (ENTRY), ascending by producer id.
+    """Producers at one offset: entries of Kafka's producer snapshots (ENTRY), ascending by producer id.
     ``last_offset`` and ``last_sequence`` are -1 if only markers were seen since the epoch began; ``txn_first_offset`` is -1 outside a
     transaction.
     """
@@ -57,18 +57,15 @@ class ProducerStates:
 
     @staticmethod
     def empty_producer_states() -> ProducerStates:
-        """Return the states of a log in which no producer is known."""
         return ProducerStates(np.empty(0, ENTRY))
 
     def first_open_offset(self) -> int | None:
-        """Return the first offset of the oldest open transaction, or None."""
         opened = self.entries["txn_first_offset"]
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
     def is_consistent_with(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these states, read from a snapshot, can be those at ``offset`` of a log: nothing in them lies at or after
-        ``offset``, and the log has no later batch of a producer.
+        """True if nothing in these states lies at or after ``offset``, and the log has no later batch of a producer.
         :param replayed_states: from the batches that the log still has before ``offset``. Producers may be missing, because cleaning may
         have removed their batches.
         """
@@ -80,7 +77,7 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def states_at(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
-        """Return the states at an earlier offset (inclusive), as far as they are known: those of producers that have written after it
+        """States at an earlier offset (inclusive), as far as known: those of producers that have written after it
         only from ``known_states``, which take precedence; the others have not changed since.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
@@ -91,7 +88,7 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the states after these batches. Batches that end before ``from_offset`` are skipped, because the states include them."""
+        """Batches that end before ``from_offset`` are skipped, because the states include them."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
             return self
@@ -112,9 +109,7 @@ class ProducerStates:
 
 @kernel
 def _apply_batches(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _ProducerStateColumns) -> None:
-    """:param producer: for each batch, the row of its producer in ``seen`` (whether it has a state) and ``states``, both changed in
-    place.
-    """
+    """:param producer: for each batch, the row of its producer in ``seen`` and ``states``, both changed in place."""
     for i in range(producer.size):
         p = producer[i]
         kind = batches.control[i]
@@ -143,7 +138,7 @@ def _apply_batches(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.b
 
 
 def parse_producer_snapshot_file(snapshot_bytes: bytes, file_name: str) -> ProducerStates:
-    """Parse a ``.snapshot`` file. Raises BadData; the caller then continues from an older snapshot or from the log, as Kafka does."""
+    """Raises BadData; the caller then continues from an older snapshot or from the log, as Kafka does."""
     if len(snapshot_bytes) < _HEADER.size:
         raise BadData("a producer snapshot ends in its header", segment=file_name, hint="It can be rebuilt from the log")
     version, crc, count = _HEADER.unpack_from(snapshot_bytes)
@@ -156,7 +151,7 @@ def parse_producer_snapshot_file(snapshot_bytes: bytes, file_name: str) -> Produ
 
 
 def format_producer_snapshot(states: ProducerStates) -> bytes:
-    """Return the bytes of a ``.snapshot`` file, format version 1."""
+    """Format version 1."""
     body = struct.pack(">i", len(states.entries)) + states.entries.tobytes()
     return struct.pack(">hI", 1, crc32c.crc32c(body)) + body
 
@@ -170,7 +165,6 @@ def format_producer_snapshot(states: ProducerStates) -> bytes:
 
 
 def extract_runs_and_markers(batches: BatchTable) -> tuple[ProducerRunOrMarkerTable, ProducerRunOrMarkerTable]:
-    """Return the producer runs and the transaction markers of a segment."""
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
@@ -225,9 +219,8 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
 
 
 def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMarkerTable) -> BatchTable:
-    """Return a batch table, ascending by base offset, from which transaction outcomes can be computed in place of a segment's own batches.
-    It has the last batch of each run, each marker, and the first batch of each run of several batches, of which only the base offset is
-    exact, because another batch of the run follows. Positions and sizes are 0.
+    """A batch table, ascending by base offset, for transaction outcomes. Of the first batch of a run of several, only the base offset is
+    exact. Positions and sizes are 0.
     """
     begun = runs[runs["batches"] > 1]
     rows = np.concatenate((begun, runs))
@@ -263,10 +256,8 @@ def batches_from_runs(runs: ProducerRunOrMarkerTable, markers: ProducerRunOrMark
 
 
 def reason_to_read_markers(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> str:
-    """Return why a segment must be read because of its markers; empty if it need not. A discardable marker makes it due if it has no delete
-    horizon, because it gets one, or if its horizon has passed, because it is removed.
-    :param batches: the segment's own, or those rebuilt from its sidecar.
-    :param aborted_flags, discardable_flags: per batch: data of an aborted transaction; may be removed.
+    """Reason to read a segment because of its markers, or empty. A discardable marker is due without a delete horizon, and after its
+    horizon.
     """
     if np.any(aborted_flags & (batches.control == NOT_CONTROL) & (batches.count > 0)):
         return "it holds records of an aborted transaction"

@@ -1,4 +1,4 @@
-"""Parser of records: turns batch bodies into one row per record (Kafka: DefaultRecord, LegacyRecord).
+"""Parser of records: one row per record (Kafka: DefaultRecord, LegacyRecord).
 
     v2 record
     length:varint attributes:1 timestampDelta:varlong offsetDelta:varint | keyLen:varint key valueLen:varint value
@@ -56,10 +56,10 @@ CountsAndProblemWithBatch = tuple[Int64s, int, int]
 
 
 class RecordRows(NamedTuple):
-    """Parsed records of a chunk as columns, one row per record.
+    """Columns of a chunk's records.
     Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
     In LogAppendTime batches every timestamp is the batch's maximum.
-    Kernels take rows as one argument: a tuple of columns, whose ``len`` is the number of records; in kernels, use the size of a column.
+    In kernels, as with BatchTable, use the size of a column, not ``len``.
     """
 
     offset: Int64s
@@ -82,13 +82,13 @@ _ROW_DTYPES: Final = (np.int64,) * 7 + (np.int32, np.int32, np.uint8)
 
 
 class RecordRowBuffers:
-    """Memory for the rows of one chunk, reused because new memory would cost more than parsing. Not thread-safe."""
+    """Reused memory for the rows of one chunk. Not thread-safe."""
 
     def __init__(self) -> None:
         self._arrays = _allocate_record_columns(1 << 14)
 
     def allocate_rows(self, record_count: int) -> RecordRows:
-        """Return uninitialized rows, valid until the next call."""
+        """Uninitialized; valid until the next call."""
         if record_count > len(self._arrays[0]):
             self._arrays = _allocate_record_columns(max(record_count, 2 * len(self._arrays[0])))
         return RecordRows(*(array[:record_count] for array in self._arrays))
@@ -113,14 +113,13 @@ class BatchChunk:
 
     @property
     def body_size_bytes(self) -> int:
-        """Return the size of all bodies in bytes."""
         return int((self.body_end - self.body_start).sum())
 
 
 @measure_stage(SegmentWorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
 def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffers, segment_name: str) -> tuple[RecordRows, FirstRowByBatch]:
-    """Return the rows of a chunk, in ``buffers`` and valid until the next call, and the number of each batch's first row (one more entry
-    than batches). Raises BadData, naming the batch.
+    """Rows, in ``buffers`` and valid until the next call, and each batch's first row (one more entry than batches). Raises BadData, naming
+    the batch.
     """
     magic = int(table.magic[chunk.first])
     some = slice(chunk.first, chunk.last)
@@ -159,7 +158,7 @@ def _unparsable_batch_error(table: BatchTable, batch_number: int, problem: int, 
 def chunk_of_uncompressed_batches(
     buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, wanted_flags: npt.NDArray[np.bool_]
 ) -> BatchChunk:
-    """Return a chunk of uncompressed batches without copying their bytes."""
+    """Bytes are not copied."""
     position = table.position[first_batch:end_batch]
     start = position + HEADER if table.magic[first_batch] == 2 else position
     return BatchChunk(
@@ -177,7 +176,7 @@ def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
 
 @inline_kernel
 def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPositionAndFlags:
-    """Return a problem (index of _PROBLEMS), the position after the headers, and flags: HAS_HEADERS, TAIL_LOOSE if Kafka would encode
+    """A problem (index of _PROBLEMS), the position after the headers, and flags: HAS_HEADERS, TAIL_LOOSE if Kafka would encode
     them differently.
     """
     before = position
@@ -218,9 +217,7 @@ def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPosition
 
 @inline_kernel
 def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
-    """Return a problem (index of _PROBLEMS), length (-1 for null), position, and flags: TAIL_LOOSE if Kafka would encode the length
-    differently.
-    """
+    """A problem (index of _PROBLEMS), length (-1 for null), position, and flags: TAIL_LOOSE if Kafka would encode the length differently."""
     before = position
     length, position = read_varint(buf, position, end)
     if position < 0:
@@ -301,9 +298,7 @@ def _parse_v2_records(
 
 @inline_kernel
 def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
-    """Return a problem (index of _PROBLEMS) and the next position: -1 without a problem for an incomplete entry at the end, which Kafka
-    ignores.
-    """
+    """A problem (index of _PROBLEMS) and the next position: -1 without a problem for an incomplete entry at the end, which Kafka ignores."""
     if end - position < 12:
         return 0, -1
     size = np.int64(load_i32(buf, position + 8))

@@ -29,18 +29,18 @@ _STEM: Final = re.compile(rf"([0-9]{{20}})-({_UUID})")
 
 
 def is_topic_id(candidate: str) -> bool:
-    """Return whether a text is a topic id as Kafka's class Uuid prints it."""
+    """True for a text that Kafka's class Uuid prints."""
     return re.fullmatch(_UUID, candidate) is not None
 
 
 @dataclass(frozen=True)
 class TopicIdLookup:
-    """TopicIdOfPartition that can be sent to Spark executors. by_topic: topic name -> topic id."""
+    """TopicIdOfPartition that Spark executors can receive. by_topic: topic name -> topic id."""
 
     by_topic: Mapping[str, TopicId]
 
     def __call__(self, partition: TopicPartition) -> TopicId:
-        """Return the id of the partition's topic. Raises UsageError if it is unknown or invalid."""
+        """Raises UsageError if the id is unknown or invalid."""
         found = self.by_topic.get(partition.topic, EMPTY_TOPIC_ID)
         if not is_topic_id(found):
             what = f"{found!r} is not a valid id" if found else "no id is known"
@@ -49,7 +49,7 @@ class TopicIdLookup:
 
 
 class RecognizedLayout(NamedTuple):
-    """The program whose layout the objects below a URL have, and this program's settings for such a tier."""
+    """Program that wrote the objects below a URL, and this program's settings for such a tier."""
 
     what: str
     hint: str
@@ -78,7 +78,7 @@ _FOREIGN: Final = (
 
 
 def recognize_layout(keys: Iterable[str]) -> RecognizedLayout | None:
-    """Return the brokers' layout that one of these object keys has, or None."""
+    """The brokers' layout that one of these object keys has, or None."""
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
@@ -90,19 +90,19 @@ class SegmentObjectNameStem(NamedTuple):
 
     @staticmethod
     def parse(name: str) -> SegmentObjectNameStem | None:
-        """Parse a stem; None for any other text."""
+        """Returns None for a text that is no stem."""
         match = _STEM.fullmatch(name)
         return SegmentObjectNameStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
 
 def md5_prefix_bits(text: str, bits: int) -> str:
-    """Return binary digits of a text's MD5, which spread keys over a bucket's index."""
+    """Binary digits of a text's MD5, which spread keys over a bucket's index."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 
 
 def segment_object_name_stem(segment: SegmentRef) -> str:
-    """Return a segment's stem, such as ``00000000000000000042-<id>``."""
+    """For example ``00000000000000000042-<id>``."""
     return f"{segment.start_offset:020d}-{segment.id}"
 
 
@@ -113,7 +113,6 @@ READ_BYTES: Final = 8 << 20
 
 
 def open_content(content: FileContent) -> BinaryIO:
-    """Open the content for reading."""
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
@@ -122,7 +121,7 @@ def content_size_bytes(content: FileContent) -> int:
 
 
 def read_chunks(content: FileContent, chunk_bytes: int = READ_BYTES) -> Iterator[bytes]:
-    """Yield the content in chunks; the last one may be shorter."""
+    """The last chunk may be shorter."""
     with open_content(content) as file:
         while piece := file.read(chunk_bytes):
             yield piece
@@ -137,7 +136,7 @@ def content_sha256(content: FileContent) -> str:
 
 
 class FileStreamDigest:
-    """Digest of a file whose bytes arrive in pieces: a SHA-256 if one is recorded, else over the log's batch headers (``batches``)."""
+    """Digest of bytes that arrive in pieces: a SHA-256 if one is recorded, else over the log's batch headers (``batches``)."""
 
     def __init__(self, recorded: SegmentFile) -> None:
         self._size = 0
@@ -156,15 +155,12 @@ class FileStreamDigest:
             self._batches.add_log_bytes(data)
 
     def size_and_digest(self) -> SegmentFile:
-        """Return size and digest of all bytes so far. The digest is empty if none was recorded, or if the bytes should be a log of v2
-        batches and are not.
-        """
+        """The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not."""
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
         return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.header_digest() if self._batches is not None else "")
 
 
 def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) -> BadData:
-    """Return the error for an object whose size or digest differs from what was recorded."""
     what = (
         f"it has {found.size} bytes, recorded are {recorded.size}"
         if found.size != recorded.size
@@ -178,7 +174,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object without object metadata. Return whether the key now has this content, new or before. Raises StoreError."""
+    """Return True if the key has this content, new or before. No object metadata is written. Raises StoreError."""
     try:
         if isinstance(content, bytes):
             store.create(key, content)
@@ -190,7 +186,7 @@ def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
 
 
 def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: SegmentFile) -> SegmentFile:
-    """Read ``size`` bytes of an object, and digest them as ``digest_kind_of`` is. Raises NotFound, StoreError."""
+    """Read ``size`` bytes of an object. Raises NotFound, StoreError."""
     digests = FileStreamDigest(digest_kind_of)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
@@ -198,12 +194,11 @@ def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: 
 
 
 def metadata_digests(info: ObjectInfo) -> SegmentFile:
-    """Return size and digests as the object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 
 def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
-    """Return size and digests from the metadata, or by reading the object if that lacks the kind of digest that ``expected`` has."""
+    """From the metadata, or by reading the object if the metadata lacks the kind of digest that ``expected`` has."""
     stated = metadata_digests(info)
     if stated.size != expected.size or stated.is_comparable_with(expected):
         return stated
@@ -211,7 +206,7 @@ def object_digests(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) 
 
 
 def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, file_kind: str) -> str:
-    """Return why one file of a segment is not as recorded; empty if it is. Without a recorded digest only the size is compared."""
+    """Reason why a file is not as recorded, or empty. Without a recorded digest only the size is compared."""
     recorded = segment.files.get(file_kind)
     size = recorded.size if recorded else segment.size_bytes if file_kind == "log" else -1
     try:
@@ -251,11 +246,11 @@ class DownloadedFile:
         return self.found.size
 
     def matches_recorded_content(self, file: SegmentFile) -> bool:
-        """Return whether the bytes have the recorded digest, or size if no digest is recorded."""
+        """Compare digests, or sizes if no digest is recorded."""
         return file.matches_read_file(self.found)
 
     def require_match(self, key: str, file: SegmentFile) -> None:
-        """Raise BadData if the bytes differ from what ``file`` records. ``key``: for the message."""
+        """Raise BadData if the bytes differ from ``file``; ``key`` is for the message."""
         if not self.matches_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
 
@@ -263,7 +258,7 @@ class DownloadedFile:
 def download_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> DownloadedFile:
-    """Download into a new local file. Raises NotFound, StoreError, and BadData if it differs from what was recorded."""
+    """Raises NotFound, StoreError, and BadData if the file differs from what was recorded."""
     file = segment.recorded_size_and_digests(file_kind)
     arrived = _digest_downloaded_file(layout.download_file(partition, segment, file_kind, path), path, file)
     if not arrived.matches_recorded_content(file):
@@ -281,7 +276,7 @@ def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:
 
 
 def read_verified_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
-    """Return a small file of a segment. Raises BadData if it differs from what was recorded, NotFound, StoreError."""
+    """Raises NotFound, StoreError, and BadData if the file differs from what was recorded."""
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)

@@ -19,9 +19,7 @@ from compactor.tier.ports import ListedTier, SegmentLayout
 
 
 class MetadataSource(Enum):
-    """Source of a tier's partitions and live segments. It determines the live view and topic ids (compactor.access.metadata), the
-    publisher (compactor.bootstrap), the daemon's change feed, and the checks of `verify` and `config check`.
-    """
+    """Source of a tier's partitions and live segments."""
 
     CONTROL_LOG = "control log"
     """In our control logs alone: only this program writes the tier."""
@@ -32,28 +30,26 @@ class MetadataSource(Enum):
 
 
 class LayoutModule(Protocol):
-    """Interface of the modules of layouts. Its functions make no request."""
+    """Module of a layout. Functions make no request."""
 
     def open_layout(self, settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> SegmentLayout:
         """Raises UsageError if the tier's settings are incomplete."""
 
     def open_listing(self, settings: Settings, store: ObjectStore) -> ListedTier:
-        """Only layouts whose metadata source is LISTING have this function."""
+        """Only for layouts whose metadata source is LISTING."""
 
 
 @dataclass(frozen=True)
 class TierKind:
     """Capabilities of one kind of tier.
-    layout_module: opens its layout and listing.
-    owns_root: whether only this program writes below tier.url. Then the tier's identity and, by default, its control store lie there,
-    unknown objects are orphans that `retire` sweeps, segments can be imported, and outputs can be made of the tier.
-    compacts: whether rounds run. If not, the tier is only read and has no control store.
-    describes_segments: whether end offset, leader epochs and open transactions are recorded. If not, they are read from the batches.
-    undo_copies: whether `undo` uploads copies of the replaced segments under new ids, because readers never take up a deleted id again. If
-    not, it restores the segments themselves.
-    brokers_expire: whether brokers expire its segments, so that settings for retention are refused.
+    owns_root: whether only this program writes below tier.url. Then unknown objects are orphans that `retire` sweeps, segments can be
+    imported, and outputs can be made of the tier.
+    compacts: whether rounds run. If not, the tier has no control store.
+    describes_segments: whether end offset, leader epochs and open transactions are recorded. undo_copies: whether `undo` uploads copies of
+    the replaced segments under new ids, because readers never take up a deleted id again.
+    brokers_expire: then settings for retention are refused.
     key_prefix: of every object below tier.url.
-    storage_class: of new segments in S3; empty for the bucket's default.
+    storage_class: in S3; empty for the bucket's default.
     """
 
     layout_module: str
@@ -71,7 +67,7 @@ class TierKind:
         return self._layout_module().open_layout(settings, store, topic_id)
 
     def listing(self, settings: Settings, store: ObjectStore) -> ListedTier | None:
-        """Return None if the metadata source is not LISTING. Makes no request."""
+        """Only if the metadata source is LISTING. Makes no request."""
         return self._layout_module().open_listing(settings, store) if self.metadata is MetadataSource.LISTING else None
 
     def _layout_module(self) -> LayoutModule:
@@ -80,12 +76,11 @@ class TierKind:
 
     @property
     def is_broker_managed(self) -> bool:
-        """Return whether brokers write and read the tier."""
         return self.metadata is MetadataSource.METADATA_TOPIC
 
     @property
     def is_compactor_managed(self) -> bool:
-        """Return whether control logs alone determine the tier's contents, so that a cached state is valid until its log grows."""
+        """True if control logs alone determine the contents: a cached state is valid until its log grows."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
 
@@ -114,7 +109,7 @@ KINDS: Mapping[tuple[str, str], TierKind] = {
 
 
 def tier_kind(settings: Settings) -> TierKind:
-    """Raises UsageError if kind and layout cannot be combined with each other or with the settings of retention or on_topic_deletion."""
+    """Raises UsageError if kind, layout and settings of retention or on_topic_deletion cannot be combined."""
     tier = settings.tier
     found = KINDS.get((tier.kind, tier.layout))
     if found is None:
@@ -135,7 +130,7 @@ def tier_kind(settings: Settings) -> TierKind:
 
 
 def _refuse_foreign_settings(settings: Settings) -> None:
-    """Raise UsageError for settings that apply only to compactor-managed tiers."""
+    """Settings that apply only to compactor-managed tiers raise UsageError."""
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:
             section, _, name = key.partition(".")
@@ -159,14 +154,14 @@ def _refuse_retention_settings(settings: Settings) -> None:
 
 
 def compactor_managed_hint() -> str:
-    """Return the settings that make a tier compactor-managed, as text for a hint."""
+    """Hint with the settings of a compactor-managed tier."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'
 
 
 def control_url(settings: Settings) -> str:
-    """Return the URL of the control store (control logs, sidecars, scratch objects). Empty if the tier is only read, or broker-managed
-    without a control store. Raises UsageError if no tier is set, or if the control store lies among the brokers' objects.
+    """URL of the control store. Empty if the tier is only read, or broker-managed without a control store. Raises UsageError if no tier is
+    set, or if the control store lies among the brokers' objects.
     """
     root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
     if not kind.compacts:
@@ -183,7 +178,6 @@ def control_url(settings: Settings) -> str:
 
 
 def read_only_tier_error(settings: Settings) -> UsageError:
-    """Return the error for a command that would change a tier that is only read."""
     return UsageError(
         f"a tier of layout {settings.tier.layout} is only read", hint="`import --from-tier` copies it into a compactor-managed tier"
     )

@@ -1,6 +1,6 @@
 """Layouts that store each file of a segment as one object with exactly the file's bytes, among them that of compactor-managed tiers.
-A new layout of this kind only names its objects. It derives from ``ComposableLogLayout`` if only this program writes the objects, and from
-``OneObjectPerFileLayout`` if they must look as another program writes them, without object metadata.
+Such layouts derive from ``ComposableLogLayout`` if only this program writes the objects, and from ``OneObjectPerFileLayout`` if they must
+look as another program writes them, without object metadata.
 """
 
 from __future__ import annotations
@@ -38,16 +38,13 @@ _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 
 
 class ParsedFileName(NamedTuple):
-    """Segment and kind of file that an object's name stands for."""
-
     segment_id: str
     start_offset: int
     kind: str
 
 
 class OneObjectPerFileLayout(WholeLogUploadLayout):
-    """Base class of layouts that store each file as one object, without metadata. Thread-safe if the store is.
-    kinds: the kinds of files that this layout has.
+    """Layout without object metadata. Thread-safe if the store is.
     required_kinds: those without which a segment cannot be read.
     """
 
@@ -58,20 +55,18 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         self._store = store
 
     @abstractmethod
-    def partition_folder(self, partition: TopicPartition) -> str:
-        """Return a partition's key prefix, with a slash at the end."""
+    def partition_folder(self, partition: TopicPartition) -> str: ...
 
     @abstractmethod
     def file_name(self, segment: SegmentRef, file_kind: str) -> str:
-        """Return an object's name below the folder. The names of one segment's files differ only after the last dot."""
+        """Names of one segment's files differ only after the last dot."""
 
     @abstractmethod
     def parse_file_name(self, file: str) -> ParsedFileName | None:
-        """Return None if this layout does not make such names."""
+        """Returns None for names that this layout does not make."""
 
     @abstractmethod
-    def partition_in_key(self, key: str) -> str:
-        """Return the partition in whose folder a key lies, as ``topic-partition``, or empty."""
+    def partition_in_key(self, key: str) -> str: ...
 
     @property
     def url(self) -> str:
@@ -81,9 +76,7 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return self.partition_folder(partition) + self.file_name(segment, file_kind)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return files by kind. If the metadata records none, a LIST request finds them, without digests. Raises NotFound if there is no
-        log.
-        """
+        """If the metadata records none, a LIST request finds them, without digests. Raises NotFound if there is no log."""
         if segment.files:
             return segment.files
         log = self.object_name(partition, segment, "log")
@@ -118,7 +111,6 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
         return ""
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Compares size and digest of each object, and reads objects whose metadata has no digest."""
         problems = (
             stored_file_problem(self._store, self.object_name(partition, segment, kind), segment, kind)
             for kind in self._expected_file_kinds(segment)
@@ -141,8 +133,8 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
 
 
 class ComposableLogLayout(OneObjectPerFileLayout):
-    """Base class of layouts whose objects have metadata: ``sha256`` and ``batches`` (known digests) and ``mtime_ms`` (the broker's
-    modification time). Therefore the store can compose a log of existing byte ranges, and the result can be checked without a download.
+    """Layout with object metadata: ``sha256`` and ``batches`` (digests) and ``mtime_ms`` (the broker's modification time). Therefore the
+    store can compose a log of existing byte ranges, and the result can be checked without a download.
     """
 
     should_record_batch_digests = True
@@ -182,7 +174,7 @@ class ComposableLogLayout(OneObjectPerFileLayout):
     def _create_segment_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
     ) -> str:
-        """Return a message that names an existing object with other content, or empty.
+        """Message about an existing object with other content, or empty.
         :param writes: kind of file -> function (key, object metadata) that creates the object.
         """
         for kind, write in writes.items():
@@ -201,7 +193,7 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
-        """An object whose metadata lacks a SHA-256 was composed by the store, and is read: the process that composed it may have died
+        """An object without SHA-256 in its metadata was composed by the store, and is read: the process that composed it may have died
         before it checked the copied bytes.
         """
         try:
@@ -247,5 +239,4 @@ class NativeLayout(ComposableLogLayout):
 
 
 def open_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOfPartition) -> NativeLayout:
-    """Return the layout of compactor-managed tiers (``kinds.LayoutModule``)."""
     return NativeLayout(store, settings.tier.key_entropy_bits)

@@ -1,7 +1,6 @@
 """The two ports of a tier: where the bytes of segments lie (SegmentLayout), and how readers are switched to them (SegmentPublisher).
 A new kind of tier is a layout, a publisher and a row in ``tier/kinds.py``. Only layouts make object keys, and only publishers switch
-readers. Neither knows control logs: appends to them are passed in as callables.
-Every implementation passes tests/contract/test_segment_layout.py or test_segment_publisher.py.
+readers.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from compactor.storage.port import ComposeSource, CopyLimits
 
 
 class SegmentRef(Protocol):
-    """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStartOffset and
-    AnnouncedSegment.
-    """
+    """The part of a segment that names its objects."""
 
     @property
     def id(self) -> str:
-        """Return a UUID as 22 characters of URL-safe base64."""
+        """22 characters of URL-safe base64."""
 
     @property
     def start_offset(self) -> int: ...
@@ -35,7 +32,7 @@ class SegmentRef(Protocol):
 
 @dataclass(frozen=True)
 class SegmentIdAndStartOffset:
-    """A segment that a plan named and that was never uploaded completely."""
+    """Planned segment that was never uploaded completely."""
 
     id: str
     start_offset: int
@@ -43,7 +40,7 @@ class SegmentIdAndStartOffset:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """An object listed among a partition's objects. segment_id and kind are empty if the layout does not make such names."""
+    """Object of a partition. ``segment_id`` and ``kind`` are empty if the layout does not make such names."""
 
     key: str
     size: int
@@ -54,54 +51,51 @@ class ListedObject:
 
 
 class SegmentLayout(Protocol):
-    """Port that names, reads and writes the objects of a tier's segments, including chunking, compression and encryption.
+    """Port to a tier's segments, including chunking, compression and encryption.
     ``file_kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object. All methods
     raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
     """
 
     @property
     def url(self) -> str:
-        """Return the URL below which all segments lie, for messages."""
+        """For messages."""
 
     @property
     def required_kinds(self) -> frozenset[str]:
-        """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
+        """Kinds, as in ``list_objects``, without which a segment cannot be read."""
 
     def partition_folder(self, partition: TopicPartition) -> str:
-        """Return a partition's key prefix. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
+        """Ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
     def object_name(self, partition: TopicPartition, segment: SegmentRef, file_kind: str) -> str:
-        """Return the object of a file, for messages and reports."""
+        """For messages and reports."""
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
-        """Return files by kind. Makes a request if the metadata does not list them."""
+        """By kind. Makes a request if the metadata does not list them."""
 
     def read_file(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        """Return bytes [start, start + length); fewer only at the file's end. length: None for the rest."""
+        """Bytes [start, start + length); fewer only at the file's end. length: None for the rest."""
 
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
-        """Download into a new local file, and return the number of bytes transferred."""
+        """Return the number of bytes transferred."""
 
     def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Create a segment's objects. Those that exist with equal content stay as they are.
-        Returns a message that names an existing object with other content, or empty. The caller's task then fails, because equal tasks must
-        create equal objects (determinism, I7).
+        """Objects that exist with equal content stay as they are.
+        Returns a message that names an existing object with other content, or empty. The task then fails (determinism, I7).
         """
 
     @property
     def should_record_batch_digests(self) -> bool:
-        """Return whether the digest over batch headers is recorded, the only digest that a composed log can have."""
+        """The digest over batch headers is the only one that a composed log can have."""
 
     @property
     def log_file_copy_limits(self) -> CopyLimits | None:
-        """Return the limits of server-side copies, or None if logs can only be uploaded whole."""
+        """Limits; None if logs can only be uploaded whole."""
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return ObjectInfo.etag of the log's object. Raises BadData if it differs from what was recorded, as far as the store can tell
-        without reading it.
-        """
+        """ObjectInfo.etag. Raises BadData if it differs from what was recorded, as far as the store can tell without reading it."""
 
     def compose_segment(
         self,
@@ -110,40 +104,37 @@ class SegmentLayout(Protocol):
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
     ) -> str:
-        """Do what ``upload_segment`` does, with a log that the store composes of copied ranges and new bytes.
+        """Upload with a log that the store composes of copied ranges and new bytes.
         :param log: in order; copied ranges have the keys that ``object_name`` returns.
-        :param contents: the segment's other files.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
         :raises NotFound: if a source is gone.
         :raises Unavailable: if a source has changed.
         """
 
     def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
-        """Return the local disk that ``upload_segment`` needs beside a log of this size."""
+        """Local disk beside a log of this size."""
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
-        """Return the custom metadata (base64, or empty) that brokers need for the objects of ``upload_segment``."""
+        """For brokers; base64, or empty."""
 
     def stored_segment_problem(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Read every object back, and return why one is not as recorded, or empty."""
+        """Read every object back; empty if all are as recorded."""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete all objects, also those of unfinished uploads; absent ones are ignored. The caller has checked with
-        ``control.ordering`` that they may be deleted.
-        """
+        """Delete all objects, also those of unfinished uploads; absent ones are ignored. ``control.ordering`` must allow it."""
 
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
-        """Yield every object below the partition's prefix, also those whose names this layout does not make."""
+        """Names that this layout does not make are included."""
 
     def partition_in_key(self, key: str) -> str:
-        """Return the partition in whose folder a key lies, as ``topic-partition``, or empty."""
+        """Text ``topic-partition``, or empty."""
 
 
 @dataclass(frozen=True)
 class AnnouncedSegment:
-    """A segment that a plan or the brokers' metadata topic announced before readers can use it.
+    """Segment announced before readers can use it.
     end_offset: inclusive.
-    cut_off_ms: when DELETE_SEGMENT_STARTED was written, by the writer's clock; -1 if it was not written.
+    cut_off_ms: time of DELETE_SEGMENT_STARTED by the writer's clock, or -1.
     """
 
     id: str
@@ -154,7 +145,7 @@ class AnnouncedSegment:
 
 
 class MetadataRecordRateLimitDelay(NamedTuple):
-    """Answer that a round must wait because of the rate limit of metadata records.
+    """Delay of a round by the rate limit of metadata records.
     until_ms: when to ask again, by this machine's clock. records: that the round would write.
     """
 
@@ -165,31 +156,31 @@ class MetadataRecordRateLimitDelay(NamedTuple):
 class SegmentPublisher(Protocol):
     """Port that switches readers to new segments: by a record of the control log on a compactor-managed tier, by records in
     ``__remote_log_metadata`` on a broker-managed tier. Every method can be repeated after a crash without a further effect. All raise
-    Unavailable and Refused.
+    Unavailable, Refused.
     """
 
     @property
     def max_delivery_delay_ms(self) -> int:
-        """Return how long metadata records of a process may reach readers after it has ended; 0 if they cannot."""
+        """Time after a process's end in which its metadata records may reach readers; 0 if they cannot."""
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Raise Refused if the segments that readers see must not be replaced. Called before a round is planned."""
+        """Raise Refused if the segments that readers see must not be replaced."""
 
     def check_deletion_allowed(self) -> None:
-        """Raise Refused if readers may be using segments that this program takes for replaced. Called before objects are deleted."""
+        """Raise Refused if readers may be using segments that this program takes for replaced."""
 
     def reserve_metadata_records(
         self, partition: TopicPartition, record_count: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve a round's metadata records, or return until when it has to wait. May be called again with a more exact number.
-        :param max_records_per_hour: for all partitions together; 0 for no cap.
+        """May be called again with a more exact number.
+        :param max_records_per_hour: of all partitions; 0 for no cap.
         """
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
         """Release the records that a round, ended or no longer due, has not written."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Announce a finished rewrite before its first object is uploaded (COPY_SEGMENT_STARTED). Its size and largest timestamp are
+        """Called before the first object is uploaded (COPY_SEGMENT_STARTED). Its size and largest timestamp are
         final.
         """
 
@@ -207,12 +198,12 @@ class SegmentPublisher(Protocol):
         """Switch readers to the replacements, then call ``record_published``.
         :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then on the round
         must be completed.
-        :param record_published: appends *round published*. Its argument: ids of new segments that were not published, because brokers had
+        :param record_published: appends *round published*. Its argument: ids of new segments that were not published, as brokers had
         deleted their sources.
         :param select_expired: segment ids -> those that brokers have expired. If all sources of a group have expired, later groups are
         switched all the same.
         :param last_group_first: in descending order of offsets, because the round restores earlier values.
-        :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
+        :param is_begun_recorded: whether *publish begun* is in the log already
         """
 
     def restore_segments(
@@ -224,37 +215,33 @@ class SegmentPublisher(Protocol):
     ) -> None:
         """Undo ``publish_replacements``: switch readers from ``withdrawn`` to ``restored``, then call ``record_undone``, which appends
         *round undone*.
-        :raises UsageError: before anything is changed, if readers cannot be switched back.
+        :raises UsageError: before any change, if readers cannot be switched back.
         """
 
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
         """Make sure that these segments are never published.
-        :param include_unannounced: also those that were never announced, so that announcements which arrive late have no effect.
+        :param include_unannounced: then announcements which arrive late have no effect.
         """
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
+        """Called after the objects were deleted (DELETE_SEGMENT_FINISHED)."""
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
-        """Return those which brokers have begun to delete or have deleted, as the newest metadata shows."""
+        """Segments that brokers have begun to delete or have deleted."""
 
     def find_unknown_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
-        """Return segments that a dead compactor announced to brokers and that are not among the control log's ``recorded_ids``. None on
-        a tier whose readers use the control log alone: objects of other segments are orphans.
-        """
+        """Segments that a dead compactor announced to brokers; None if readers use the control log alone."""
 
     def withdraw_unknown_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
-        """Withdraw the ``find_unknown_segments``, and return their number. Live segments that brokers stopped reading because of them
+        """Return their number. Live segments that brokers stopped reading because of them
         are made readable again first.
         """
 
 
 class WholeLogUploadLayout:
-    """Methods of SegmentLayout for layouts whose logs the store cannot compose: objects without digests in their metadata, or not plain
-    logs.
-    """
+    """Layout whose logs the store cannot compose: no digests in the metadata, or no plain logs."""
 
     should_record_batch_digests = False
 
@@ -283,9 +270,7 @@ def _cannot_compose_error() -> CannotCopy:
 
 
 class ControlLogPublisher:
-    """SegmentPublisher of compactor-managed tiers. Readers see the segments that the control log names, so appending *round published*
-    is all.
-    """
+    """SegmentPublisher of compactor-managed tiers. Appending *round published* is all."""
 
     max_delivery_delay_ms: int = 0
 
@@ -298,11 +283,9 @@ class ControlLogPublisher:
     ) -> MetadataRecordRateLimitDelay | None:
         return None
 
-    def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """There is no rate limit."""
+    def release_reserved_metadata_records(self, partition: TopicPartition) -> None: ...
 
-    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """The plan in the control log names the segment's id."""
+    def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None: ...
 
     def publish_replacements(
         self,
@@ -329,10 +312,9 @@ class ControlLogPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """The record of the control log that closed the plan has withdrawn them."""
+        """The record that closed the plan has withdrawn them."""
 
-    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """A record of the control log follows."""
+    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None: ...
 
     def find_deleted_segments(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
@@ -345,7 +327,7 @@ class ControlLogPublisher:
 
 
 class ReadOnlyPublisher(ControlLogPublisher):
-    """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
+    """Refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     @override
     def check_publishing_allowed(self, partition: TopicPartition, *args: Any, **options: Any) -> NoReturn:
@@ -364,28 +346,25 @@ class ReadOnlyPublisher(ControlLogPublisher):
 
 @dataclass(frozen=True)
 class OpenTransactionsAtSegmentEnd:
-    """Transactions that are open at the end of a segment: producer id -> first offset of its transaction.
-    base, size: base offset and size in bytes of the segment.
-    """
+    """Producer id -> first offset of its transaction that is open at a segment's end."""
 
     base: int
     size: int
     first_offsets: Mapping[int, int]
 
     def belongs_to(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """Return whether these transactions are those of the given segment."""
         return (segment.start_offset, segment.size_bytes) == (self.base, self.size)
 
 
 class ListedTier(Protocol):
-    """Tier whose partitions and live segments are found by LIST requests, because no log records them.
+    """Tier whose partitions and live segments are found by LIST requests.
     transactions: cache for code that reads batches; uploaded segments never change.
     """
 
     transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd]
 
     def list_topic_partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have a log, by topic and number. Raises StoreError."""
+        """By topic and number. Raises StoreError."""
 
     def live_segments(self, partition: TopicPartition) -> tuple[RemoteLogSegmentMetadata, ...]:
-        """Return a partition's readable segments, ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""
+        """Ascending. Raises StoreError, or BadData if the end of the newest cannot be read."""

@@ -1,6 +1,5 @@
 """Sidecars in the control store: ``partitions/<topic-partition>/sidecars/<segment id>.bloom``, and key directories, ``<segment id>.keys``.
-Both can be deleted at any time: that costs reading the segment, never a record. Modules that decode them are imported late, because of
-numba.
+Both can be deleted at any time: that costs reading the segment, never a record.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SidecarHead:
-    """All of a segment's sidecar but the Bloom filter, or the reason why it cannot be used (``problem``).
-    bytes: number of bytes that were fetched.
-    """
+    """Sidecar without Bloom filter, or the reason why it cannot be used (``problem``)."""
 
     sidecar: Sidecar | None
     problem: str
@@ -50,7 +47,6 @@ class SidecarHead:
 
 
 def sidecar_key_prefix(log_prefix: str) -> str:
-    """:param log_prefix: of the partition's control log."""
     return f"{log_prefix}/sidecars/"
 
 
@@ -60,7 +56,7 @@ class SidecarObjectKeys(NamedTuple):
 
 
 class PossibleSegments(NamedTuple):
-    """Segments that may hold wanted keys, and the bytes of Bloom filters fetched to find them.
+    """Segments that may hold wanted keys, and the fetched bytes of Bloom filters.
     reasons: segment id -> why: the filter matches, or cannot be read.
     """
 
@@ -69,19 +65,18 @@ class PossibleSegments(NamedTuple):
 
 
 class LoadedKeyDirectory(NamedTuple):
-    """A segment's key directory, None if absent or unusable, and the bytes fetched for it."""
+    """A key directory, None if absent or unusable, and the bytes fetched for it."""
 
     directory: KeyDirectory | None
     fetched_bytes: int
 
 
 def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
-    """:param log_prefix: of the partition's control log."""
     return SidecarObjectKeys(f"{sidecar_key_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_key_prefix(log_prefix)}{segment_id}.keys")
 
 
 class SidecarHeadCache(Protocol):
-    """Cache of sidecar heads in local state, by segment id. Entries may disappear at any time; methods raise nothing."""
+    """Local cache by segment id. Entries may disappear at any time; methods raise nothing."""
 
     def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]: ...
 
@@ -89,10 +84,7 @@ class SidecarHeadCache(Protocol):
 
 
 class SidecarStore:
-    """Access to the sidecars and key directories of one partition."""
-
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
-        """:param head_cache: local; heads never change for a segment."""
         self._control = control
         self._head_cache = head_cache
         self._log_prefix = log_prefix
@@ -102,7 +94,7 @@ class SidecarStore:
         return sidecar_object_keys(self._log_prefix, segment_id).sidecar
 
     def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return these sidecars without their Bloom filters. Logs a warning for each unusable one. Raises StoreError."""
+        """Logs a warning for each unusable sidecar. Raises StoreError."""
         found = self._usable_cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
         with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
@@ -118,7 +110,7 @@ class SidecarStore:
         return found
 
     def load_sidecar(self, segment_id: str) -> Sidecar | None:
-        """Return a sidecar with its Bloom filter, or None if it is absent or unusable. Raises StoreError."""
+        """Returns None if the sidecar is absent or unusable. Raises StoreError."""
         from bloom import sidecar as sidecars
 
         try:
@@ -130,8 +122,7 @@ class SidecarStore:
             return None
 
     def find_possible_segments(self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]) -> PossibleSegments:
-        """Return the segments whose Bloom filter may contain one of the keys or cannot be read, loading about MAX_FILTER_BYTES of filters
-        at a time. Raises StoreError.
+        """Segments whose Bloom filter may contain a key or cannot be read; about MAX_FILTER_BYTES are loaded at a time. Raises StoreError.
         :param yield_key_hashes: called per group of filters.
         """
         met: dict[str, str] = {}
@@ -159,7 +150,7 @@ class SidecarStore:
         return PossibleSegments(met, fetched)
 
     def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[LoadedKeyDirectory]:
-        """Yield the key directory of each segment, in order. Raises StoreError."""
+        """In order. Raises StoreError."""
         with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
 
@@ -167,7 +158,7 @@ class SidecarStore:
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
-        """Write or replace a sidecar and, if given, its key directory. Return the bytes written. Raises StoreError."""
+        """Return the bytes written. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
@@ -180,17 +171,13 @@ class SidecarStore:
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> int:
-        """Create a sidecar if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only logged,
-        because a sidecar can be built again.
-        """
+        """Bytes written: 0 if one exists, or if the store failed, which is only logged."""
         from bloom import sidecar as sidecars
 
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> int:
-        """Create a key directory if there is none. Return the bytes written: 0 if one exists, or if the store failed, which is only
-        logged.
-        """
+        """Bytes written: 0 if one exists, or if the store failed, which is only logged."""
         from bloom import directory as directories
 
         return self._create_object_if_absent(
@@ -224,7 +211,7 @@ class SidecarStore:
             return 0
 
     def stored_sidecar_sizes(self) -> dict[str, int]:
-        """Return the size of each sidecar by segment id. Raises StoreError."""
+        """By segment id. Raises StoreError."""
         listed = self._control.list(sidecar_key_prefix(self._log_prefix))
         return {segment_id_in_key(info.key): info.size for info in listed if info.key.endswith(".bloom") and segment_id_in_key(info.key)}
 
@@ -238,7 +225,7 @@ class SidecarStore:
         return found
 
     def _fetch_sidecar_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
-        """Return a head decoded, and as bytes for the cache; empty if missing or unusable."""
+        """Decoded, and as bytes for the cache; empty if missing or unusable."""
         from bloom import sidecar as sidecars
 
         try:
@@ -254,7 +241,7 @@ class SidecarStore:
 
 
 def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """Yield in the given order. Up to MAX_PREFETCHED calls run at a time, in threads."""
+    """Up to MAX_PREFETCHED calls run at a time, in threads."""
     rest = iter(segment_ids)
     with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
         coming = deque((name, pool.submit(fetch_segment, name)) for name in islice(rest, MAX_PREFETCHED))

@@ -1,4 +1,4 @@
-"""Checkpoint views: cleaner offsets by compactor epoch, leaders, publications, void records; Kafka's checkpoint files."""
+"""Checkpoint views: cleaner offsets, compactor epochs, Kafka's checkpoint files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compactor.tier.ports import ReadOnlyPublisher
 
 
 def read_only_copy(tier: Tier) -> Tier:
-    """Return a copy of the tier whose stores, and publisher, refuse every write."""
+    """Stores and publisher of the copy refuse every write."""
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
@@ -33,11 +33,7 @@ Document = dict[str, Any]
 
 
 def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return how far a partition is cleaned, and by which compactor.
-
-    end_offset: inclusive; -1 for an empty partition.
-    :param log: just refreshed by the caller.
-    """
+    """Progress of a partition. ``end_offset`` is inclusive; -1 for an empty partition."""
     state = log.state
     return _partition_state_document(ports, log) | {
         "start_offset": state.start_offset,
@@ -51,10 +47,9 @@ def partition_checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) ->
 
 
 def epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the compactor epochs of a partition, oldest first.
+    """Compactor epochs, oldest first.
 
     unowned: control records without effect whose writer was an import, or an epoch that is no longer in the state.
-    :param log: just refreshed by the caller.
     """
     state = log.state
     known = {entry.epoch for entry in state.epochs}
@@ -82,7 +77,7 @@ def _fenced_document(entry: FencedAppend) -> Document:
 
 
 def _epoch_document(state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None) -> Document:
-    """granted: cleaner offset of this epoch among the present ones.
+    """Fields of an epoch: granted: cleaner offset of this epoch among the present ones.
     cut_off: the epoch that replaced this one before it was released. Records that this epoch wrote at or after that epoch's ``slot``
         have no effect.
     undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
@@ -134,7 +129,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class KafkaCleanerOffset:
-    """One line of a cleaner-offset-checkpoint. offset: the first one that is not clean."""
+    """The ``offset`` is the first that is not clean."""
 
     topic: str
     partition: int
@@ -143,7 +138,7 @@ class KafkaCleanerOffset:
 
 @dataclass(frozen=True)
 class KafkaCheckpointFile:
-    """Parsed checkpoint file of a Kafka broker. Its kind decides which of the two lists has entries."""
+    """Checkpoint file of a broker; its kind decides which list has entries."""
 
     path: str
     kind: str
@@ -153,7 +148,7 @@ class KafkaCheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointEntryChange:
-    """Difference in one entry. None: that file has no such entry."""
+    """Change of one entry; None in a file without it."""
 
     what: str
     before: int | None
@@ -161,7 +156,7 @@ class CheckpointEntryChange:
 
 
 def read_checkpoint_file(path: Path) -> KafkaCheckpointFile:
-    """Parse a cleaner-offset-checkpoint or a leader-epoch-checkpoint of Kafka.
+    """Parse a cleaner-offset-checkpoint or leader-epoch-checkpoint.
 
     :raises UsageError: if the file cannot be read, or is neither.
     :raises BadData: if Kafka would not read it.
@@ -186,7 +181,7 @@ def read_checkpoint_file(path: Path) -> KafkaCheckpointFile:
 
 
 def compare_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
-    """Return the entries that differ. Raises UsageError if the files are of different kinds."""
+    """Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
     old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
@@ -195,9 +190,7 @@ def compare_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpoint
 
 
 def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -> KafkaCheckpointFile:
-    """Keep the entries of these partitions or topics. Raises UsageError if one has no entry, or if the file is a leader-epoch-
-    checkpoint.
-    """
+    """Raises UsageError if a name has no entry, or if the file is a leader-epoch-checkpoint."""
     if file.kind == LEADER_EPOCHS:
         raise UsageError(f"{file.path} is a {file.kind} of one partition", hint="Name the file alone")
     chosen = [entry for entry in file.offsets if {f"{entry.topic}-{entry.partition}", entry.topic} & set(names)]
@@ -209,7 +202,7 @@ def select_checkpoint_entries(file: KafkaCheckpointFile, names: Sequence[str]) -
 
 
 def checkpoint_file_of_partition(state: PartitionState, kind: str) -> KafkaCheckpointFile:
-    """Return what a checkpoint file of Kafka (CLEANER_OFFSETS or LEADER_EPOCHS) would hold about a partition."""
+    """A file of CLEANER_OFFSETS or LEADER_EPOCHS."""
     name = state.topic_partition
     if kind == LEADER_EPOCHS:
         return KafkaCheckpointFile(str(name), kind, leader_epochs=state.lineage)

@@ -1,6 +1,6 @@
 """Differences between two points of a partition's history.
 
-A control log holds only recent records. Run history reaches further back and has the cleaner offsets before and after each run.
+Run history reaches further back than the control log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ MILLISECONDS_FROM = 10**11
 class PartitionHistoryPoint:
     """The state after one record of a control log.
 
-    slot: position of that record.
     at_ms: by its writer's clock; None if the record was deleted.
     state: None if only the cleaner offsets are still known.
     """
@@ -39,7 +38,7 @@ class PartitionHistoryPoint:
 
 @dataclass(frozen=True)
 class CleanerOffsetChange:
-    """Change of one compactor epoch's cleaner offset. None: no entry at that moment."""
+    """Cleaner offset of a compactor epoch; None: no entry at that moment."""
 
     leader_epoch: int
     before: int | None
@@ -48,7 +47,7 @@ class CleanerOffsetChange:
 
 @dataclass(frozen=True)
 class LiveSegmentChange:
-    """A live segment that was ``added`` or ``removed``. end_offset: inclusive."""
+    """Live segment that was ``added`` or ``removed``; its ``end_offset`` is inclusive."""
 
     change: str
     id: str
@@ -59,7 +58,7 @@ class LiveSegmentChange:
 
 @dataclass(frozen=True)
 class PartitionHistoryDifference:
-    """Differences between two moments. All but the offsets are None if the control records of a moment were deleted.
+    """All but the offsets are None if the control records of a moment were deleted.
 
     leader: at both moments; empty if there was none.
     fenced: number of control records without effect that were added.
@@ -72,7 +71,7 @@ class PartitionHistoryDifference:
 
 
 class ControlLogHistory:
-    """History of a partition as far back as its control log has records. The log is read once, when the object is made."""
+    """History as far as the control log reaches, read once."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.read_history()
@@ -83,7 +82,7 @@ class ControlLogHistory:
 
     @property
     def records(self) -> Sequence[ControlRecord[Any]]:
-        """The records that the control log still has, oldest first."""
+        """Oldest first."""
         return [record for record, _ in self._steps]
 
     def find_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
@@ -108,9 +107,7 @@ class ControlLogHistory:
         return self._point_at_time(moment)
 
     def points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
-        """Return the moments just before and after a run, if there is one. A moment whose control records were deleted has only its cleaner
-        offsets.
-        """
+        """Just before and after a run. A moment whose control records were deleted has only its cleaner offsets."""
         run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
         if run is None:
             return None
@@ -120,7 +117,7 @@ class ControlLogHistory:
         return before, self._point_after_run(run)
 
     def _point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
-        """Return only the cleaner offsets if the run's control record was deleted."""
+        """Only the cleaner offsets if the run's control record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
             return self._point_at_slot(slot)
@@ -147,7 +144,7 @@ class ControlLogHistory:
         return self._point_after_record(found[-1] if found else -1)
 
     def _point_after_record(self, record_index: int) -> PartitionHistoryPoint:
-        """:param record_index: among the records that the log still has; -1 for the moment before the first of them."""
+        """:param record_index: -1 for the moment before the first record."""
         if record_index < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[record_index]
@@ -194,7 +191,7 @@ def _describe_leading_compactor(state: PartitionState) -> str:
 
 
 def _parse_iso_time_ms(text: str) -> int | None:
-    """Return None if the text is not an ISO 8601 time. Times without a zone are UTC."""
+    """Returns None for another text; times without a zone are UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -34,10 +34,7 @@ SegmentDocument = dict[str, Any]
 def list_segments(
     state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], rows_of_broker_only_segments: Sequence[SegmentDocument] = ()
 ) -> list[SegmentDocument]:
-    """Return a row for each segment that is live or still has objects: replaced, half-deleted, or uploaded by an open round.
-
-    :param rows_of_broker_only_segments: further rows.
-    """
+    """A row for each segment that is live or still has objects."""
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
         found += [_segment_row(s, SegmentState.COPY_SEGMENT_FINISHED, waiting.replaced_by.get(s.id)) for s in waiting.segments]
@@ -51,7 +48,7 @@ def list_segments(
 
 
 def unused_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
-    """Return the segments of the brokers' metadata that readers do not use: unfinished, half-deleted or superseded ones."""
+    """Unfinished, half-deleted or superseded segments of the brokers' metadata."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
@@ -80,9 +77,7 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 def dump_segment(
     tier: Tier, partition: TopicPartition, segment_id: str, max_inflated_bytes: int, *, show_everything: bool = False
 ) -> SegmentDocument:
-    """Return the batches and records of one segment.
-
-    Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES, unless
+    """Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES, unless
     ``show_everything``.
 
     :param segment_id: the id, or its first characters.
@@ -162,7 +157,7 @@ def _batch_document(
 
 
 def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[SegmentDocument]:
-    """Read headers that ``parse_records`` has validated. Records of magic 0 and 1 have none."""
+    """Headers were validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
     end = int(rows.end[row])
@@ -177,7 +172,7 @@ def _record_header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> I
 
 
 def _bytes_as_text(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
-    """Return None if ``length`` is negative (null)."""
+    """Returns None if ``length`` is negative (null)."""
     if length < 0:
         return None
     shown = length if show_everything else min(length, SHOWN_BYTES)
@@ -200,9 +195,7 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
 @dataclass(frozen=True)
 class FoundRecord:
-    """A record that a search has found.
-
-    value_bytes: -1 for a null value.
+    """Record found. value_bytes: -1 for a null value.
     horizon_ms: delete horizon of its batch; None if not set yet.
     outcome: commit, abort or open; empty outside a transaction.
     control: abort, commit or control for a control record, else empty.
@@ -232,9 +225,6 @@ class RecordSearch:
     """Search in a partition's segments, from the log's end to its beginning.
 
     A transaction counts as open if the search has not read its marker.
-
-    :param on_bytes: receives the size of each segment that was read.
-    :param staging_purpose: word by which staged files are named.
     """
 
     def __init__(self, tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None], staging_purpose: str = "explain") -> None:
@@ -248,7 +238,7 @@ class RecordSearch:
     def find_records(
         self, segments: Sequence[RemoteLogSegmentMetadata], *, key: bytes | None = None, keys: Collection[bytes] = (), offset: int = -1
     ) -> Iterator[FoundRecord]:
-        """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset`` (-1: none), latest first.
+        """Records with a key (``key`` and ``keys``) and the record at ``offset`` (-1: none), latest first.
 
         :param segments: in ascending order.
         :raises NotFound: if an object is gone.
@@ -264,7 +254,7 @@ class RecordSearch:
                 self._on_bytes(segment.size_bytes)
 
     def _transaction_outcomes(self, source: SourceSegment) -> dict[int, str]:
-        """Return the outcome (commit, abort or open) of each transactional data batch."""
+        """Commit, abort or open of each transactional data batch."""
         table = source.table
         kinds = find_txn_outcomes(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)

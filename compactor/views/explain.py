@@ -1,6 +1,6 @@
 """Answers of `explain`: why a partition is not cleaned, what became of an offset or a key.
 
-Nothing is decided here: the decisions come from the code that makes them (``assess_round``, the folded state). Reads only.
+Decisions come from ``assess_round`` and the folded state.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from compactor.views.verdict import (
 
 @dataclass(frozen=True)
 class RetentionOutlook:
-    """Segments of a partition that the next round will find expired, and when further ones expire.
+    """Segments that the next round will find expired.
 
     segments, bytes: what the next `run` removes first; 0 where brokers remove segments themselves.
     log_start_offset: after this removal.
     next_ms: when the next segment exceeds a limit; None if never or unknown.
-    one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
+    one_to_one: number of segments to be rewritten one to one, because brokers expire them soon.
     """
 
     segments: int
@@ -76,10 +76,8 @@ class RetentionOutlook:
 def retention_outlook(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return which segments expire now, and when the next one expires.
-
-    :param cleaner: on a broker-managed tier ``retention_ms`` is the topic's own.
-    :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
+    """:param cleaner: on a broker-managed tier ``retention_ms`` is the topic's own.
+    :param now_ms: this machine's clock; by a store's clock that is behind, segments expire later.
     """
     if not state.has_segments:
         return RetentionOutlook(0, 0, state.log_start)
@@ -126,7 +124,7 @@ RemovedRecord = tuple[GroupAwaitingDeletion, FoundRecord]
 
 @dataclass(frozen=True)
 class ExplanationFact:
-    """Finding that supports an explanation. kind: one word for scripts. values: JSON fields with the data in ``text``."""
+    """Finding. kind: one word for scripts. values: JSON fields with the data in ``text``."""
 
     kind: str
     text: str
@@ -135,8 +133,6 @@ class ExplanationFact:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Answer to a question about a partition, with the facts that support it."""
-
     answer: str
     facts: tuple[ExplanationFact, ...]
 
@@ -145,7 +141,7 @@ class Explanation:
 
 
 def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Explanation:
-    """Explain why no round cleans a partition now. Raises StoreError, or BadControlRecord if its control log is damaged."""
+    """Raises StoreError, or BadControlRecord if the control log is damaged."""
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
     log = tier.open_partition_log(partition)
@@ -214,7 +210,7 @@ def _answer_why_not_cleaned(
     outlook: RetentionOutlook,
     now_ms: int,
 ) -> str:
-    """Return the most important reason in one sentence."""
+    """The most important reason."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.has_segments:
         return "It holds no segments yet."
@@ -359,7 +355,7 @@ def _waiting_facts(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[E
 
 
 def _latest_round_facts(history: ControlLogHistory, state: PartitionState) -> Iterator[ExplanationFact]:
-    """Yield why the latest round rewrote or skipped each segment, as long as the control log has its plan."""
+    """Reasons why the latest round rewrote or skipped each segment, if the control log has its plan."""
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
         (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunHistoryStatus.UNDONE),
@@ -405,11 +401,11 @@ def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
 def explain_key(
     tier: Tier, partition: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
-    """Explain which offsets hold a key, which record sets its value, and which records of it were removed.
+    """Offsets that hold a key, the record that sets its value, and removed records.
 
     Reads every live segment, and every replaced one that is not deleted yet.
 
-    :param shown_key: the decoded key; empty to show the key's bytes.
+    :param shown_key: empty to show the key's bytes.
     """
 
     def explain_key_in_state(state: PartitionState) -> Explanation:
@@ -429,9 +425,7 @@ def explain_key(
 
 
 def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
-    """Explain which record is at an offset and why it is still there, or what became of it. Reads the live segments from the offset on and,
-    if the record was removed, the replaced ones that contained the offset.
-    """
+    """Reads the live segments from the offset on and, if the record was removed, the replaced ones that contained the offset."""
 
     def explain_offset_in_state(state: PartitionState) -> Explanation:
         log_start = tier.first_readable_offset(state)
@@ -465,7 +459,7 @@ def _explain_with_retry(tier: Tier, partition: TopicPartition, explain_with: Cal
 def _explain_removed_offset(
     tier: Tier, state: PartitionState, later_segments: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnRead
 ) -> Explanation:
-    """:param later_segments: live segments in ascending order, from the one whose range contains the offset."""
+    """:param later_segments: ascending, from the one that contains the offset."""
     segment = later_segments[0]
     epoch = state.published_by.get(segment.id)
     if epoch is None:
@@ -503,9 +497,7 @@ def _explain_removed_offset(
 def _find_removed_records(
     tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[RemovedRecord]:
-    """Return the records that are in replaced segments but not in ``live_records``. Outputs of undone rounds, and segments that are deleted
-    during the search, are skipped.
-    """
+    """Outputs of undone rounds, and segments that are deleted during the search, are skipped."""
     still = {record.offset for record in live_records}
     found = []
     for group in state.waiting:
@@ -522,7 +514,7 @@ def _find_removed_records(
 
 
 def _removed_record_facts(removed_records: Iterable[RemovedRecord]) -> list[ExplanationFact]:
-    """Return the facts by descending offset."""
+    """By descending offset."""
     facts = {}
     for group, record in removed_records:
         text = f"{_describe_record(record)}: removed by run {group.run_id}"
@@ -540,15 +532,13 @@ KEYLESS_PROSPECTS: Final[Mapping[KeylessPolicy, str]] = {
 
 @dataclass(frozen=True)
 class _RecordExplainer:
-    """rounds: whether rounds ever clean this tier."""
-
     state: PartitionState
     now_ms: int
     rounds: bool
     keyless_records: KeylessPolicy
 
     def facts_about_records(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
-        """:param records: of one key, newest first, as is the result."""
+        """:param records: of one key, newest first."""
         facts = []
         latest: FoundRecord | None = None
         for record in records:
@@ -624,7 +614,7 @@ def _ignored_code(record: FoundRecord) -> str:
 
 def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[ExplanationFact]) -> str:
     """:param records: present records of the key, newest first.
-    :param facts: without a present record they mean that the key's records were removed.
+    :param facts: without records: the key's records were removed.
     """
     latest = next((record for record in records if record.sets_value), None)
     if latest is not None:

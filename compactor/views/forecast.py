@@ -1,4 +1,4 @@
-"""Forecast of a round for `plan`: reads, writes, cost and saving, from metadata and the heads of sidecars."""
+"""Forecast of a round for `plan`, from metadata and the heads of sidecars."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from compactor.views.verdict import (
 
 @dataclass(frozen=True)
 class PriceTable(StorePrices):
-    """Prices of one object store in USD, with their date. Its ``str`` is one line for people."""
+    """Prices of one object store in USD, with their date."""
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +73,7 @@ NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
 
 
 def price_table_of_tier(tier_url: str, price_file: Path | None = None) -> PriceTable:
-    """Return the price table in ``price_file`` (TOML), or that of the tier's kind of store.
+    """Prices of ``price_file`` (TOML), or of the tier's kind of store.
 
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """
@@ -117,20 +117,19 @@ class SegmentActionForecast(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundForecast:
-    """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
+    """Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
     due: whether `run` has something to do, even if only retention deletes something.
     segments_expired, bytes_expired: what retention deletes first; not counted in bytes_to_read and bytes_to_write.
-    one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
+    one_to_one: as in RetentionOutlook.
     min_cleanable_dirty_ratio: if chosen automatically, the next two fields say why, and how much it saves in comparison with Kafka's
         default.
     skip: expected number of skipped segments, including the expected share of ``asked``.
-    asked: number of segments whose Bloom filters decide. The expected share is that of earlier rounds.
+    asked: number of segments whose Bloom filters decide. The share is that of earlier rounds.
     stored_usd_month: of all live and replaced segments.
     expected_saving_bytes: once the replaced objects are deleted; None if unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
     keyless_records, keyless_share: in the dirty range, the share from 0 to 1; None before the first round or sample.
-    verdict: if it is blocked, no round does what is forecast.
     """
 
     topic: str
@@ -178,11 +177,11 @@ class RoundForecast:
 
     @property
     def segments(self) -> Sequence[SegmentActionForecast]:
-        """The expected action on each live segment. If no round is due, the list, which may be very long, is computed here."""
+        """If no round is due, the list, which may be very long, is computed here."""
         return self.listed()
 
     def with_keyless_records(self, keyless: KeylessRecords) -> RoundForecast:
-        """Add the number of records without a key: a round that refuses them saves nothing."""
+        """A round that refuses records without a key saves nothing."""
         known = replace(self, keyless_records=keyless.count, keyless_share=round(keyless.share, 6))
         if self.keyless_policy != "refuse" or not keyless.count:
             return known
@@ -207,7 +206,7 @@ class RoundForecast:
 
 @dataclass(frozen=True)
 class RoundCircumstances:
-    """Circumstances besides a partition's stored state that decide whether a round can run.
+    """Circumstances besides stored state that prevent a round.
 
     block: why brokers or the topic's settings rule out rounds.
     paused: who paused rounds; empty if nobody did.
@@ -223,14 +222,14 @@ NO_CIRCUMSTANCES = RoundCircumstances()
 
 @dataclass(frozen=True)
 class SkipEvidence:
-    """Sidecar headers by segment id, and how many segments Bloom filters allowed earlier rounds to skip."""
+    """Sidecar headers by segment id, and segments that Bloom filters let earlier rounds skip."""
 
     heads: Mapping[str, SidecarHead]
     record: BloomFilterUsageStatistics
 
 
 def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SkipEvidence | None:
-    """Return None if no round is due, or the round would use no sidecar. Raises StoreError if the sidecars cannot be read."""
+    """Returns None if no round is due, or the round uses no sidecar. Raises StoreError."""
     cleaner = tier.cleaner_settings_for_topic(summary.topic)
     found = assess_round(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
@@ -245,7 +244,7 @@ def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, fo
 
 
 def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
-    """Read a partition's control log and sidecars, ask the store whether deleting frees space, and forecast the next round.
+    """Read control log and sidecars, ask the store if deletion frees space, and forecast.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     """
@@ -265,10 +264,9 @@ def forecast_round(
     prices: PriceTable | None = None,
     circumstances: RoundCircumstances = NO_CIRCUMSTANCES,
 ) -> RoundForecast:
-    """Return the forecast of the next round over a partition. Makes no request.
+    """Makes no request.
 
     :param deletion_frees_space: None if unknown.
-    :param force: as for `run --force`: a round is due if anything is dirty.
     :param sidecar_evidence: None to use no sidecar.
     :param prices: None for those of the tier's kind of store.
     """
@@ -355,7 +353,7 @@ def _with_log_start_raised(summary: PartitionSummary, outlook: RetentionOutlook)
 def _with_known_keyless_records(
     forecast: RoundForecast, summary: PartitionSummary, cleaner: CleanerSettings, found: RoundAssessment[SegmentSummary]
 ) -> RoundForecast:
-    """Add the records without a key for which an earlier round was refused, if they are still in the dirty range."""
+    """Records for which an earlier round was refused count if they are still in the dirty range."""
     keyless = known_refused_keyless(summary, cleaner, found.end) if found.due else None
     return forecast.with_keyless_records(keyless) if keyless else forecast
 
@@ -400,9 +398,6 @@ def _segment_forecasts(
     cleaner: CleanerSettings,
     now_ms: int,
 ) -> list[SegmentActionForecast]:
-    """:param outlook: what retention removes first.
-    :param key_count: expected keys in the dirty segments.
-    """
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
     gone = {segment.id for segment in summary.live[: outlook.segments]}
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
@@ -451,7 +446,7 @@ def _expected_peak_disk_bytes(cleaner: CleanerSettings, peak_bytes_without_budge
 
 
 def _count_tombstones_from_sidecars(segments: Sequence[SegmentActionForecast], heads: Mapping[str, SidecarHead]) -> int | None:
-    """Return None if a segment has no sidecar in ``heads``."""
+    """Returns None if a segment has no sidecar in ``heads``."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
@@ -460,7 +455,7 @@ def _expected_saving_and_reason(
     summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, deletion_frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
     """:param bytes_to_write: upper bound of the saving.
-    :param tombstone_count: tombstones that the round may remove if nothing is dirty.
+    :param tombstone_count: tombstones to remove if nothing is dirty.
     """
     if not bytes_to_write:
         return 0, "nothing is rewritten"

@@ -23,7 +23,7 @@ from compactor.model.ids import RunHistoryStatus, TopicPartition
 
 
 def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
-    """Return a round of a partition's history as JSON fields. What is not known is None.
+    """JSON fields of a round; None for unknown values.
 
     status: one of
 
@@ -69,7 +69,7 @@ def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, objec
 def search_run(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> tuple[PartitionState, str] | None:
-    """Return the state of the partition that remembers a run, and the run's complete id; None if none does.
+    """State of the partition that remembers a run, and the run's complete id.
 
     :param run_id: the id, or its first characters.
     :raises UsageError: if several runs have ids that begin so.
@@ -91,7 +91,7 @@ def search_run(
 
 
 def undo_refusal(state: PartitionState, run_id: str) -> str:
-    """Return why `undo` would refuse this run now, or an empty string. For information: ``control.ordering`` decides again."""
+    """For information: ``control.ordering`` decides again. Empty if `undo` is possible."""
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"
     if not state.published or state.published[-1] != run_id:
@@ -118,7 +118,7 @@ CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 @dataclass(frozen=True)
 class SummaryOrError:
-    """Summary of a partition, or the error that prevented reading it. Exactly one of both is set."""
+    """Exactly one of both is set."""
 
     partition: TopicPartition
     summary: PartitionSummary | None = None
@@ -133,10 +133,10 @@ def read_summaries(
     check_for_restored_logs: bool = False,
     on_partition: OnPartition = lambda: None,
 ) -> list[SummaryOrError]:
-    """Return each partition's summary or error, in the given order. Raises StoreError only if the catalog cannot be read.
+    """In the given order. Raises StoreError only if the catalog cannot be read.
 
     :param max_age_ms: of a summary from local state; with 0 every partition's log is read.
-    :param check_for_restored_logs: check each summary from local state with one request.
+    :param check_for_restored_logs: one request per summary from local state.
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
@@ -178,10 +178,9 @@ def read_summaries(
 def is_fresh(
     progress: ControlLogReadProgress, summary: PartitionSummary, latest_catalog_record_number: int, now_ms: int, max_age_ms: int
 ) -> bool:
-    """Return whether a summary from local state is still valid: never while an import or a round is open, because the next control record
-    may then come without a change hint.
+    """False while an import or a round is open, because the next control record may then come without a change hint.
 
-    :param max_age_ms: age from which the summary is no longer valid.
+    :param max_age_ms: exclusive.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
@@ -189,7 +188,7 @@ def is_fresh(
 
 
 def _still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
-    """If the store fails, return False, so that the caller reads the log."""
+    """False if the store fails."""
     try:
         return bool(open_partition_log(tier.ports, partition).contains_state(progress.slot, progress.mark))
     except CompactorError:

@@ -1,10 +1,10 @@
-"""The verdict on a partition: whether it is clean, due, waiting, blocked or paused. The only place where this is decided.
+"""The verdict on a partition: clean, due, waiting, blocked or paused, decided here only.
 
     stored state and settings ----> stored_block, held_until_ms --+
     settings of the topic ---------> blocks_of_topics ------------+--> partition_verdict --> status, pages, metrics, `plan`, `config check`
     this process's failed jobs ----> Block -----------------------+
 
-*Waiting* ends by itself. *Blocked* does not: a person has to act, so it is never shown as well.
+*Waiting* ends by itself. *Blocked* does not: a person has to act.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRANSACTION_TIMEOUT_MS = 900_000
 
 
 class VerdictKind(StrEnum):
-    """Kinds of verdicts: WAITING ends by itself (a lag, a rate limit, an open transaction), BLOCKED only when a person acts."""
+    """WAITING ends by itself (a lag, a rate limit, an open transaction), BLOCKED only when a person acts."""
 
     CLEAN = "clean"
     DUE = "due"
@@ -41,7 +41,7 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True)
 class Block:
-    """Why no round can clean a partition.
+    """Reason why no round can clean a partition.
 
     since_ms: when it was first noticed; 0 if unknown.
     next_step: what a person does about it; empty if ``reason`` says all.
@@ -75,7 +75,7 @@ class PartitionVerdict:
         return self.kind is VerdictKind.BLOCKED
 
     def document(self) -> dict[str, Any]:
-        """Return the fields for JSON; an unknown time is None."""
+        """Unknown times are None."""
         times = {"until_ms": self.until_ms or None, "since_ms": self.since_ms or None}
         return asdict(self) | {"kind": self.kind.value} | times
 
@@ -113,7 +113,7 @@ def partition_verdict(
 
 @dataclass(frozen=True)
 class TransactionAtEnd:
-    """The oldest transaction that is open at the end of a partition's tier.
+    """The oldest transaction open at the tier's end.
 
     producer_id, epoch: -1 if unknown.
     timestamp_ms: latest time at which its producer wrote, never before its first record; -1 if unknown.
@@ -131,9 +131,7 @@ class TransactionAtEnd:
 
 
 def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd | None:
-    """Return the oldest transaction that is open at the end of the tier. If the newest segment's producer snapshot cannot be read, the
-    producer is unknown.
-    """
+    """If the newest segment's producer snapshot cannot be read, the producer is unknown."""
     newest = state.live[-1] if state.has_segments else None
     if newest is None or newest.open_txn_offset < 0:
         return None
@@ -155,13 +153,13 @@ def read_open_transaction(tier: Tier, state: PartitionState) -> TransactionAtEnd
 
 
 def is_beyond_now(timestamp_ms: int, now_ms: int) -> bool:
-    """Return whether a time is more than a day ahead: in another unit, or by a clock that is wrong."""
+    """More than a day ahead: in another unit, or by a wrong clock."""
     return timestamp_ms > now_ms + DAY_MS
 
 
 def is_transaction_hanging(transaction: TransactionAtEnd, live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> bool:
-    """Return whether an open transaction can no longer end by itself: the tier has records later than the time at which its coordinator
-    would have ended it. The time of this machine does not count: with daily imports, the marker may be on its way.
+    """True if the tier has records later than the time at which the coordinator would have ended the transaction. This machine's time does
+    not count: with daily imports, the marker may be on its way.
 
     :param live: times beyond now say nothing about how far the tier reaches.
     """
@@ -177,10 +175,7 @@ def stored_block(
     now_ms: int,
     bootstrap_servers: str = "",
 ) -> Block | None:
-    """Return what prevents rounds according to the partition's stored state and this program's settings.
-
-    :param bootstrap_servers: for the command that ends a transaction; empty if unknown.
-    """
+    """:param bootstrap_servers: for the command that ends a transaction; empty if unknown."""
     why, cause = summary.quarantine, quarantine_cause(summary)
     # What brokers say is asked at each poll, so that a corrected setting counts at once. A block by rights or budgets may have ended
     # together with the need for a round.
@@ -202,7 +197,7 @@ _ASKED_AT_EACH_POLL = (BlockedCause.SETTINGS, BlockedCause.BROKERS)
 
 
 def quarantine_cause(summary: PartitionSummary) -> BlockedCause | None:
-    """Return the cause that the latest failed round has recorded, if the partition is quarantined."""
+    """The cause of the latest failed round, if the partition is quarantined."""
     if summary.quarantine is None:
         return None
     if summary.quarantine.keyless is not None:
@@ -211,12 +206,11 @@ def quarantine_cause(summary: PartitionSummary) -> BlockedCause | None:
 
 
 def with_recorded_time(block: Block, summary: PartitionSummary) -> Block:
-    """Add the time since which rounds have failed for the same cause, if that is recorded."""
+    """Add the time since which rounds have failed for this cause, if recorded."""
     return replace(block, since_ms=summary.quarantined_since_ms) if quarantine_cause(summary) is block.cause else block
 
 
 def _is_held(summary: PartitionSummary, found: RoundAssessment[SegmentSummary]) -> bool:
-    """Return whether a round may not clean dirty segments that are not left to the brokers."""
     ours = summary.live[:-1] if summary.mirrored else summary.live
     return bool(ours) and ours[-1].end_offset >= max(found.end, found.first_dirty)
 
@@ -228,8 +222,8 @@ def held_until_ms(
     transaction: TransactionAtEnd | None,
     now_ms: int,
 ) -> int:
-    """Return when the last dirty segment may be cleaned at the latest; 0 if nothing holds it, NEVER_MS if the time is unknown: a
-    transaction has ended by then, but its marker may not have arrived.
+    """Latest time at which no dirty segment is held; 0 if none is, NEVER_MS if the time is unknown: a transaction has ended by then, but
+    its marker may not have arrived.
     """
     if not _is_held(summary, found):
         return 0
@@ -242,7 +236,7 @@ def held_until_ms(
 
 
 def bytes_not_cleaned(summary: PartitionSummary) -> int:
-    """Return the bytes of segments that hold dirty offsets."""
+    """Bytes of segments that hold dirty offsets."""
     ours = summary.live[:-1] if summary.mirrored else summary.live
     return sum(segment.size_bytes for segment in ours if segment.end_offset >= summary.first_dirty_offset)
 
@@ -278,7 +272,7 @@ def _hanging_transaction_block(summary: PartitionSummary, transaction: Transacti
 def _future_timestamp_block(
     summary: PartitionSummary, found: RoundAssessment[SegmentSummary], cleaner: CleanerSettings, now_ms: int
 ) -> Block | None:
-    """Return a block if min_compaction_lag_ms counts from a time beyond now."""
+    """A block if min_compaction_lag_ms counts from a time beyond now."""
     if cleaner.min_compaction_lag_ms <= 0:
         return None
     first = next((segment for segment in summary.live if segment.start_offset >= found.end), None)
@@ -290,7 +284,7 @@ def _future_timestamp_block(
 
 
 def future_timestamps_text(live: Iterable[SegmentMetadataOrSummary], now_ms: int) -> str:
-    """Describe the segments whose largest timestamp is more than a day ahead; empty if there are none."""
+    """Segments whose largest timestamp is more than a day ahead; empty if there are none."""
     beyond = [segment.max_timestamp_ms for segment in live if is_beyond_now(segment.max_timestamp_ms, now_ms)]
     if not beyond:
         return ""
@@ -309,8 +303,7 @@ def known_bootstrap_servers(tier: Tier) -> str:
 
 
 def blocks_of_topics(tier: Tier, topics: Iterable[str]) -> dict[str, Block]:
-    """Return, by topic, why the brokers' versions or the topic's settings, as last read, rule out compaction; none if brokers do not manage
-    the tier.
+    """By topic: the brokers' versions or the topic's settings rule out compaction.
 
     Raises Unavailable or Refused if the brokers do not answer.
     """

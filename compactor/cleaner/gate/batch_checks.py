@@ -59,7 +59,6 @@ class GateFailed(CompactorError):
 @dataclass(frozen=True, slots=True)
 class FingerprintSumMismatch:
     """Difference between a cleaned segment's records and those that must remain.
-    expected, found: number of records.
     excess: fingerprint sum found minus expected, modulo 2^64.
     """
 
@@ -69,13 +68,13 @@ class FingerprintSumMismatch:
     excess: int
 
     def unexplained_error(self) -> GateFailed:
-        """Return the error if no single missing or surplus record explains the difference."""
+        """The error if no single missing or surplus record explains the difference."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
 def rows_of_written(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
-    """Return the source row of each output record. Raises GateFailed for a record that the source lacks, or has with another content."""
+    """The source row of each output record. Raises GateFailed for a record that the source lacks, or has with another content."""
     if not len(source.offset) and len(written.offset):
         invented = np.ones(len(written.offset), np.bool_)
         raise first_invalid_record_error("a record that no source has", segment_name, written, invented)
@@ -97,9 +96,8 @@ def raise_for_invalid_record(
     must_be_removed_flags: Flags,
     checked_flags: Flags,
 ) -> None:
-    """Raise GateFailed for the first record that is missing from the output, or must not be there.
+    """Raise GateFailed for the first missing or surplus record.
     :param latest_offset_of_key: of the newest record with the key of each source record.
-    :param checked_flags: per source record: whether it is compared.
     """
     invalid = checked_flags & (in_output_flags == must_be_removed_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():
@@ -114,7 +112,7 @@ def raise_for_invalid_record(
 def raise_for_single_record(
     segment_name: str, source: GateRecords, in_output_flags: Flags, may_stay_flags: Flags, mismatch: FingerprintSumMismatch
 ) -> None:
-    """Raise GateFailed if the fingerprint of a single source record is the difference of the sums."""
+    """Raise GateFailed if the fingerprint of one source record is the difference of the sums."""
     fingerprints = record_fingerprints(source.offset, source.digest)
     for cause, invalid in (
         (LOST, ~in_output_flags & may_stay_flags & (fingerprints == np.uint64(-mismatch.excess % 2**64))),
@@ -125,7 +123,6 @@ def raise_for_single_record(
 
 
 def first_invalid_record_error(cause: str, segment_name: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
-    """Return the error that names the first record whose flag is set."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment_name, offset=int(records.offset[row]), key=records.key_of_row(row))
 
@@ -150,7 +147,7 @@ _UNCHANGED_FIELDS = {
 
 
 def fields_of_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
-    """Convert a batch table to header columns. CRCs are 0, because a batch table does not contain them."""
+    """CRCs are 0, because a batch table does not contain them."""
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
         headers[field] = getattr(table, name)[batch_range]
@@ -158,8 +155,8 @@ def fields_of_table(table: BatchTable, batch_range: slice = slice(None)) -> Head
 
 
 def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
-    """Return the first difference from the cleaner's table, with the batch's last offset.
-    :param first_batch: index in ``table`` of the first batch in ``headers``.
+    """First difference from the cleaner's table, with the batch's last offset.
+    :param first_batch: in ``table``.
     """
     some = slice(first_batch, first_batch + headers.shape[1])
     if len(table) < some.stop:
@@ -207,7 +204,7 @@ class SourceBatchHeaders:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransactionOutcomes:
-    """Outcomes of transactions, per batch of a segment.
+    """Outcomes per batch.
     aborted: data of an aborted transaction.
     idle: a marker whose transaction has no data left before it.
     began: for another marker, the offset of the first data that is left; -1 for other batches.
@@ -224,9 +221,9 @@ class BatchTransactionOutcomes:
 def transaction_outcomes_by_source(
     sources: Sequence[SourceSegment], open_txn_offset_by_producer: Mapping[int, int]
 ) -> list[BatchTransactionOutcomes]:
-    """Return the outcomes of a log, per source segment.
+    """Outcomes per source segment.
     :param sources: all segments of the log, ascending.
-    :param open_txn_offset_by_producer: first offsets of transactions that were open at the start of the first source.
+    :param open_txn_offset_by_producer: at the start of the first source.
     """
     tables = [source.table for source in sources]
     lengths = np.cumsum([0, *(len(table) for table in tables)])
@@ -255,9 +252,8 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 def fold_txn_outcomes(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
-    """Return the columns of BatchTransactionOutcomes. A transaction consists of a producer's data batches since its last marker; its next
+    """Compute the columns of BatchTransactionOutcomes. A transaction consists of a producer's data batches since its last marker; its next
     marker decides about all of them.
-    :param producer_index: of each batch, an index of ``open_txn_offset_by_producer``.
     :param open_txn_offset_by_producer: of transactions that are open before the first batch, or -1. Updated in place to those open after
     the last batch.
     """
@@ -290,7 +286,7 @@ def fold_txn_outcomes(
 
 @dataclass(frozen=True, slots=True)
 class SourceAndOutputBatches:
-    """Batches of a group before and after cleaning, without the filler. ``origin``: per output batch, the number of its source batch."""
+    """Batches of a group, without the filler. ``origin``: per output batch, the number of its source batch."""
 
     source: SourceBatchHeaders
     outcomes: BatchTransactionOutcomes
@@ -301,7 +297,7 @@ class SourceAndOutputBatches:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatchesLeftInOutput:
-    """Batches of one source that are in the output: their numbers in the source (``origin``) and their headers in the output."""
+    """Batches of one source that are in the output: their source batch numbers (``origin``) and output headers."""
 
     source: SourceSegment
     origin: Int64s
@@ -311,9 +307,7 @@ class SourceBatchesLeftInOutput:
     def select_left(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
     ) -> SourceBatchesLeftInOutput:
-        """Select the batches of one source that are in the output.
-        :param first_batch_in_group: of this source among all source batches of the group.
-        """
+        """:param first_batch_in_group: of this source among all source batches of the group."""
         mine = np.flatnonzero(
             (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
         )
@@ -330,20 +324,20 @@ def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
 
 
 def may_be_filler(batch_header: Int64s, end_offset: int) -> bool:
-    """Return whether a header looks like a filler that ends at ``end_offset``; an emptied batch that must stay can look the same."""
+    """True if a header looks like a filler that ends at ``end_offset``; an emptied batch that must stay can look the same."""
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
 def lacks_last_offset(table: BatchTable) -> bool:
-    """Return whether the first header does not state its last offset: a v0/v1 wrapper whose own offset was never set (old librdkafka)."""
+    """True if the first header does not state its last offset: a v0/v1 wrapper whose own offset was never set (old librdkafka)."""
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
 def match_batches(source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int) -> SourceBatchNumbersAndProblem:
-    """Return the source batch of each output batch, and the first problem, such as one without a source; the numbers are valid only without
-    a problem. The cleaner never merges, splits or reorders batches.
+    """Source batch of each output batch, valid only without a problem, and the first problem. The cleaner never merges, splits or reorders
+    batches.
     :param end_offset_of_first_batch: last offset of the first source batch if its header lacks it, else -1.
     """
     lasts, bases = source[col.LAST], source[col.BASE]
@@ -381,15 +375,12 @@ def flag_required_headers(headers: SourceBatchHeaders, retention_rules: Retentio
 
 
 def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
-    """Flag the control batches that have lost their record, or may lose it, because their transaction has no data left and their delete
-    horizon has passed.
-    """
+    """Flag the control batches whose transaction has no data left and whose delete horizon has passed."""
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
 
 def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
-    """Yield the problems of a cleaned group that batch headers alone show."""
     of, out, rules = group.source.fields_of_batches(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
@@ -426,7 +417,6 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
 
 
 def find_copy_changes(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
-    """Yield the batches that had to be copied byte for byte and differ from their source."""
     of, out = group.source.fields_of_batches(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
@@ -437,14 +427,12 @@ def find_copy_changes(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
 
 
 def flag_newly_dated_markers(sources: HeaderFields, markers_without_data_flags: Flags, removed_marker_flags: Flags) -> Flags:
-    """Flag the markers that get their delete horizon in this round, because their transaction has no data left. A marker that is removed
-    gets none.
-    """
+    """Flag the markers that get their delete horizon, because their transaction has no data left. A marker that is removed gets none."""
     return markers_without_data_flags & ~removed_marker_flags & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_newly_dated_batches(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
-    """Flag the output batches that got their delete horizon in this round and kept all their records."""
+    """Flag the output batches that got their delete horizon and kept all their records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
@@ -452,10 +440,7 @@ def _flag_newly_dated_batches(sources: HeaderFields, outputs: HeaderFields, rete
 def find_record_mismatches(
     sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
-    """Yield the output batches of data whose headers do not match their records, such as a maximum timestamp that no record has. Each batch
-    must have a record.
-    :param sources: for each output batch, the header of its source batch.
-    """
+    """Yield data batches whose headers do not match their records. Each batch must have a record."""
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
@@ -500,7 +485,6 @@ def _find_txn_index_problems(
 
 
 def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the problems of a cleaned segment's offset index and time index, compared with its batches."""
     positions, lasts = headers[col.POSITION], headers[col.LAST]
     entries = np.frombuffer(path_by_kind["index"].read_bytes(), OFFSET_ENTRY)
     where = entries["position"].astype(np.int64)

@@ -9,7 +9,6 @@ the output must have the same. Records outside the dirty range are looked up whi
 their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
 dirty offset: it moves from round to round, and a round that was refused is checked for the same keys when it is retried.
-The cleaner shows the gate the chunks that it has decompressed, so that nothing is decompressed twice; the gate parses them itself.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 @dataclass(frozen=True, slots=True)
 class CleanedSegmentCheckReport:
     """Summary of the check of a group.
-    batches, records: number compared.
     keys: of the dirty range, that were looked up.
     coverage: share of the dirty range's keys that were looked up, 1.0 for all.
     """
@@ -118,11 +116,11 @@ class CleanedSegmentCheckReport:
 
 @dataclass(frozen=True, slots=True)
 class CleanedSegmentCheckParameters:
-    """Parameters of a round against which its cleaned segments are checked.
+    """Parameters of a round's check.
     first_dirty: keys are checked for the offsets from it to rules.latest_offset, both inclusive.
     hash_key: the cleaner's, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
-    opened: by producer id, first offset of a transaction that was open at the start of the first source.
+    opened: first offsets of open transactions at the start of the first source, by producer id.
     """
 
     rules: RetentionRules
@@ -133,14 +131,12 @@ class CleanedSegmentCheckParameters:
 
     @property
     def gate_hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
-        """Return the gate's own hash key, under which keys that collide in the cleaner's map do not collide."""
+        """The gate's own hash key: keys that collide in the cleaner's map do not collide under it."""
         return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
     def checked_hash_value(self) -> int:
-        """Return a hash value, from 0 to 2^64 - 1, in the range that is checked if memory does not suffice for all keys. It depends on
-        the first dirty offset, so that each round checks other keys.
-        """
+        """A hash value, from 0 to 2^64 - 1, in the range that is checked if memory does not suffice for all keys."""
         return self.first_dirty * _STRIDE % 2**64
 
     def has_dirty_offsets(self, source: SourceSegment) -> bool:
@@ -151,7 +147,7 @@ class CleanedSegmentCheckParameters:
 
 
 class NewSegmentBalanceBuilder:
-    """Builder of the balance of one new segment. The gate adds the records that it parses; ``compute_balance`` parses the others."""
+    """Builder of one segment's balance: ``compute_balance`` parses the records that the gate does not add."""
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceDigestKey, max_inflated_bytes: int) -> None:
         self._cleaned = cleaned
@@ -162,7 +158,7 @@ class NewSegmentBalanceBuilder:
         self._records = np.zeros(3, np.uint64)
 
     def set_segment(self, buf: Bytes, headers: HeaderFields) -> None:
-        """Set the bytes and the headers of all batches, whose checksums were verified."""
+        """Checksums were verified before."""
         if headers.shape[1] != len(self._anew):
             self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
         self._begun = buf, headers
@@ -178,7 +174,7 @@ class NewSegmentBalanceBuilder:
 
     @measure_stage(SegmentWorkStage.GATE)
     def compute_balance(self) -> Balance:
-        """Return counts and digest sums of records and of what was removed. Called once. Raises BadData if the segment cannot be parsed."""
+        """Called once. Raises BadData if the segment cannot be parsed."""
         buf, headers = self._segment()
         self._add_remaining_records(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
@@ -241,10 +237,7 @@ def _add_record_digests(
     k1: HashKeyHalf,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the records of the wanted batches, and clear their flags. Records are of format v2, in which the length of the value follows the
-    key.
-    :param batch_numbers: in the segment, of each parsed batch.
-    """
+    """Add the records (v2) of the wanted batches, and clear their flags."""
     for i in range(batch_numbers.size):
         if not wanted_flags[batch_numbers[i]]:
             continue
@@ -291,9 +284,7 @@ class _FingerprintSumsOutsideDirtyRange:
 
 
 class Gate:
-    """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then
-    compares each group with its sources. Used by one thread at a time, except ``extract_key_rows`` and ``add_rewrite_chunk``.
-    """
+    """Second, independent check of one round. Used by one thread at a time, except ``extract_key_rows`` and ``add_rewrite_chunk``."""
 
     def __init__(
         self,
@@ -302,10 +293,7 @@ class Gate:
         txn_outcomes_by_ordinal: Mapping[int, BatchTransactionOutcomes] | None = None,
         expected_fingerprint_sums_by_ordinal: Mapping[int, CountAndFingerprintSum] | None = None,
     ) -> None:
-        """:param latest_record_table: empty.
-        :param txn_outcomes_by_ordinal: if known from the start.
-        :param expected_fingerprint_sums_by_ordinal: None if not known yet.
-        """
+        """:param latest_record_table: empty."""
         self._terms = parameters
         self._rules = parameters.rules
         self._first_dirty = parameters.first_dirty
@@ -326,22 +314,20 @@ class Gate:
 
     @property
     def checked_key_share(self) -> float:
-        """Return the share of the keys that are checked: 1.0 for all."""
         return 1 / self._table.hash_range_count
 
     def free_latest_record_table(self) -> None:
-        """Afterwards no key can be checked."""
         self._table = LatestRecordTable(0, 0)
 
     # ---- transactions
 
     def collect_later_outcomes(self, source: SourceSegment) -> None:
-        """Record the outcomes in a segment after the dirty range. Segments are passed newest first."""
+        """Segments are passed newest first."""
         if not self._settled:
             self._flag_aborted_batches(source.table)
 
     def compute_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
-        """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
+        """May be called again when more segments are known.
         :param sources: all live segments, or their ``substitute_segment``.
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
@@ -357,7 +343,7 @@ class Gate:
         self._settled = True
 
     def narrow_txn_outcomes(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Reduce a segment's outcomes to those of the batches that will be rewritten, which are all that ``source`` contains."""
+        """Keep only the outcomes of the batches that will be rewritten, all that ``source`` contains."""
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.select_batches(batch_numbers)
 
@@ -381,7 +367,7 @@ class Gate:
     # ---- what must be left
 
     def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
-        """Read the dirty range from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
+        """Read the dirty range, if pass 1 does not pass its chunks to the gate. Raises GateFailed."""
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
                 self.read_dirty_segment(source)
@@ -391,7 +377,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, source: source.size)
     def read_dirty_segment(self, source: SourceSegment) -> None:
-        """Read the keys of a dirty segment. Raises GateFailed if the cleaner's batch table does not match the bytes."""
+        """Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.begin_segment(source)
         headers = fields_of_table(source.table)
         wanted = self._flag_batches_to_read(source, selects_non_dirty=False)
@@ -399,7 +385,6 @@ class Gate:
             self.add_key_rows(source, self._key_rows(records, headers[:, some], source, selects_non_dirty=False))
 
     def _flag_batches_to_read(self, source: SourceSegment, selects_non_dirty: bool) -> Flags:
-        """Flag the batches that may hold records of the dirty range, or, if ``selects_non_dirty``, outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         if not selects_non_dirty:
@@ -412,7 +397,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE)
     def begin_segment(self, source: SourceSegment) -> None:
-        """Compare the batch headers of a segment with the cleaner's batch table. Raises GateFailed."""
+        """Raises GateFailed if the cleaner's batch table differs from the headers."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
             self._outcomes_of[source.ordinal] = BatchTransactionOutcomes(aborted, none, np.full(len(none), -1, np.int64))
@@ -441,7 +426,7 @@ class Gate:
     def extract_key_rows(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, selects_non_dirty: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return a row per record that has a key and lies in the dirty range, or, if ``selects_non_dirty``, below it."""
+        """Rows of records with a key in the dirty range, or, if ``selects_non_dirty``, below it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, selects_non_dirty)[some]
@@ -453,7 +438,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE)
     def add_key_rows(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
-        """Add rows. While the table is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
+        """While the table is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
             self._table.halve_hash_range(self._terms.checked_hash_value)
@@ -462,7 +447,7 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def add_rewrite_chunk(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Count and sum the records of a chunk of pass 2 that lie outside the dirty range and must remain."""
+        """Sum the records of a chunk of pass 2 that lie outside the dirty range and must remain."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
@@ -488,7 +473,6 @@ class Gate:
     def _parse_batch_records(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
-        """Yield some batches at a time, valid until the next yield."""
         waiting = list(split_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
@@ -503,9 +487,7 @@ class Gate:
             yield some, records
 
     def _assign_keyless_keys(self, records: GateRecords) -> None:
-        """Unless the rules drop them, make each record without a key the only one of its own key, and no tombstone: nothing supersedes
-        it, and it never expires.
-        """
+        """Unless the rules drop them, each record without a key gets a key of its own and is no tombstone."""
         if self._rules.drops_keyless:
             return
         keyless = np.flatnonzero(records.flags & KEYLESS_RECORD)
@@ -550,7 +532,7 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_checked_records(self, records: GateRecords) -> Flags:
-        """Flag the records whose key is in the checked hash range, or that are after the mapped range."""
+        """Flag the records in the checked hash range, or after the mapped range."""
         if self._table.hash_range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
@@ -558,7 +540,6 @@ class Gate:
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
-        """:param latest_offset_of_key: in the dirty range, or ABSENT_KEY."""
         gone = (latest_offset_of_key > records.offset) | ~self._flag_mappable(records) | self._flag_due_tombstones(records, headers, source)
         return gone & (records.offset <= self._rules.latest_offset)
 
@@ -596,10 +577,8 @@ class Gate:
         map_bytes: MapSourceBytes = lambda source: nullcontext(),
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> CleanedSegmentCheckReport:
-        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources. Return what was compared.
+        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
         :param end_offset: last offset that the new segment must have, inclusive; None if it may end earlier, as with Kafka's cleaner.
-        :param map_bytes: returns a context manager in which a source's bytes are available.
-        :param new_segment_balance: receives the output's records as they are parsed.
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():
@@ -633,7 +612,6 @@ class Gate:
         return CleanedSegmentCheckReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _check_output(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
-        """Check framing, checksums, order of offsets and the end offset. Raises GateFailed."""
         try:
             headers = read_all_batch_headers(output)
         except UnreadableBatchesError as problem:
@@ -651,7 +629,6 @@ class Gate:
         return headers
 
     def _unstated_last_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
-        """Return the last offset of the first batch if its header does not state it, else -1."""
         if not lacks_last_offset(source.table):
             return -1
         with map_bytes(source):
@@ -684,7 +661,6 @@ class Gate:
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
     def _check_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> int:
-        """Check that exactly the records that must be left are in the output. Return their number."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_output_records(pairs, output):
             found += sum_fingerprints_by_batch(records, self._flag_checked_records(records)).sum(axis=0, dtype=np.uint64)
@@ -698,7 +674,7 @@ class Gate:
         return int(found[0])
 
     def _require_unchanged_marker_records(self, pairs: SourceBatchesLeftInOutput, output: Bytes, map_bytes: MapSourceBytes) -> None:
-        """Check that markers that got their delete horizon in this round have the same record."""
+        """Markers that got their delete horizon in this round must have the same record."""
         if not len(pairs.origin):
             return
         with map_bytes(pairs.source):
@@ -714,7 +690,7 @@ class Gate:
     def _summarize_batches(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Return by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
+        """By batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batch_records(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
@@ -746,7 +722,7 @@ class Gate:
     def _raise_for_differing_record(
         self, pairs: SourceBatchesLeftInOutput, output: Bytes, mismatch: failures.FingerprintSumMismatch
     ) -> NoReturn:
-        """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found."""
+        """Raise GateFailed for a record that explains the difference, or for the sums if none is found."""
         source, name = pairs.source, pairs.source.name
         headers = fields_of_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted

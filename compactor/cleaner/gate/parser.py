@@ -87,9 +87,7 @@ class LatestRecordTable:
     """Hash table of the last record of each key whose hash lies in one range, in at most ``budget_bytes``."""
 
     def __init__(self, budget_bytes: int, max_record_count: int) -> None:
-        """Create an empty table whose range contains all keys.
-        :param max_record_count: upper bound of the records that will be put.
-        """
+        """The range first contains all keys. ``max_record_count`` is an upper bound of the records that will be put."""
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
         self._cells: LatestRecordCells = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
         self._state = np.zeros(5, np.int64)
@@ -101,11 +99,10 @@ class LatestRecordTable:
 
     @property
     def hash_range_count(self) -> int:
-        """Return the number of ranges of the hash, one of which the table holds."""
         return int(self._state[RANGES])
 
     def reset_to_hash_range(self, max_record_count: int, hash_range_count: int, range_number: int) -> None:
-        """Empty the table, and make it hold range ``range_number``, from 0, of ``hash_range_count`` equal ranges."""
+        """Ranges are equal and counted from 0."""
         cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
             self._cells = np.zeros(
@@ -116,13 +113,13 @@ class LatestRecordTable:
         self._set_range(cells, hash_range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> int:
-        """Add records in any order; of several with a key, the highest offset stays. Rows of other ranges are skipped. Return
-        ``len(rows)``, or the first row for which there is no space.
+        """The highest offset of a key stays. Rows of other ranges are skipped. Return ``len(rows)``, or the first row for which there is no
+        space.
         """
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
     def halve_hash_range(self, hash_value_to_keep: int) -> None:
-        """Halve the range, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that no range is small enough.
+        """Raises OutOfBudget if so many keys share one hash that no range is small enough.
         :param hash_value_to_keep: one of 2^64 values, in the half that is kept.
         """
         ranges = 2 * self.hash_range_count
@@ -132,25 +129,24 @@ class LatestRecordTable:
         _remove_outside_range(self._cells, self._state)
 
     def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Flag the keys that belong to the table's range."""
         out = np.empty(len(hashes), np.bool_)
         _flag_in_range(self._state, hashes, out)
         return out
 
     def latest_offsets(self, hashes: Hashes) -> Int64s:
-        """Return the last offset of each key, or ABSENT_KEY."""
+        """The last offset of each key, or ABSENT_KEY."""
         out = np.empty(len(hashes), np.int64)
         _find_latest_offsets(self._cells, self._state, hashes, out)
         return out
 
     def add_remaining_sums(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add count and fingerprints of the table's records, without due tombstones, to the row of their segment.
+        """Add the table's records, without due tombstones, to the row of their segment.
         :param segment_base_offsets: segment i has the offsets [segment_base_offsets[i], segment_base_offsets[i + 1]).
         """
         _add_remaining_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_outside_sums(self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add count and fingerprints of those records outside the dirty range whose key is not in the table, so that they must remain.
+        """Add the records outside the dirty range that must remain, because their key is not in the table.
         Rows of other ranges are skipped.
         """
         _add_outside_sums(self._cells, self._state, rows, segment_base_offsets, out_sums)
@@ -170,8 +166,8 @@ def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDige
 
 
 def key_hashes_of_offsets(offsets: Int64s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
-    """Return hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash, and
-    none that of a key but by chance.
+    """Hashes, shape (n, 2), for records that are to count as the only ones of their keys. No two offsets have the same hash, and none that
+    of a key but by chance.
     """
     words = offsets.astype(np.uint64)
     return np.column_stack((_mix_bijectively(words ^ k0), _mix_bijectively(words ^ k1)))
@@ -185,7 +181,6 @@ def _mix_bijectively(words: Words) -> Words:
 
 
 def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints:
-    """Return 64 bits per record that depend on its offset and content."""
     out = np.empty(len(offsets), np.uint64)
     _compute_fingerprints(offsets, digests, out)
     return out
@@ -193,7 +188,7 @@ def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints
 
 @inline_kernel
 def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
-    """Return 64 pseudo-random bits; a sum of them identifies a set of records."""
+    """64 pseudo-random bits; a sum of them identifies a set of records."""
     word = offset * np.uint64(0x9E3779B97F4A7C15) + (digest & np.uint64(2**32 - 1)) * np.uint64(0xD6E8FEB86659FD93)
     word = (word ^ (word >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
@@ -202,7 +197,7 @@ def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 @inline_kernel
 def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
-    """Return the last i with ``segment_base_offsets[i] <= offset``."""
+    """The last i with ``segment_base_offsets[i] <= offset``."""
     low, high = 0, len(segment_base_offsets) - 1
     while low + 1 < high:
         middle = (low + high) // 2
@@ -215,7 +210,6 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 @inline_kernel
 def _cell_tag(h0: KeyHashHalf) -> np.uint64:
-    """Return the half of a hash that chooses the cell; 1 for 0, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
@@ -226,7 +220,6 @@ def _further_key_bits(h1: KeyHashHalf) -> np.uint64:
 
 @inline_kernel
 def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> int:
-    """Return the key's cell, or the bitwise complement of the empty one where it would be stored."""
     cell = np.int64(high_product_word(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
@@ -345,7 +338,6 @@ def _add_outside_sums(
 
 
 def allocate_zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
-    """Return zeros for the record counts and fingerprint sums of ``segment_count`` segments."""
     return np.zeros((segment_count, 2), np.uint64)
 
 
@@ -372,16 +364,16 @@ ControlKindAndEpoch = tuple[int, int]
 
 
 class UnreadableBatchesError(Exception):
-    """Raised for bytes that are not valid batches or records."""
+    pass
 
 
 class InflatedTooLargeError(Exception):
-    """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of the batches."""
+    """Raised if several batches together inflate to more bytes than may be held at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRecords:
-    """Records as parsed by the gate, one row per record.
+    """One row per record.
     first_row: of each batch; one more entry than batches.
     hashes: shape (n, 2); zeros for a record without a key.
     digest: checksum of everything but the offset.
@@ -398,7 +390,6 @@ class GateRecords:
     buf: Bytes
 
     def key_of_row(self, row: int) -> bytes | None:
-        """Return the key of a record, or None."""
         start, length = int(self.key_start[row]), int(self.key_length[row])
         return None if length < 0 else self.buf[start : start + length].tobytes()
 
@@ -428,7 +419,7 @@ def read_all_batch_headers(buf: Bytes) -> HeaderFields:
 
 
 def find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
-    """Return the first v2 batch whose CRC does not match, or -1."""
+    """The first v2 batch whose CRC does not match, or -1."""
     return int(_first_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
@@ -442,7 +433,7 @@ def _read_big_endian(buf: Bytes, position: int, byte_count: int) -> int:
 
 @inline_kernel
 def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Return the value and the next position, which is beyond ``end`` if the number does not end before it."""
+    """The next position is beyond ``end`` if the number does not end before it."""
     if position < end and buf[position] < 128:
         low = np.int64(buf[position])
         return (low >> 1) ^ -(low & 1), position + 1
@@ -460,7 +451,7 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @kernel
 def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """Return the number of batches, the position after them, and False if an invalid header follows."""
+    """The number of batches, the position after them, and False if an invalid header follows."""
     count = 0
     row = np.empty(len(out_headers), np.int64)
     while count < out_headers.shape[1] and position + 26 <= buf.size:
@@ -504,7 +495,7 @@ def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) ->
 
 @inline_kernel
 def _parse_marker(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
-    """Return ABORT, COMMIT, OTHER, EMPTIED, PACKED or MALFORMED, and the coordinator epoch or -1."""
+    """ABORT, COMMIT, OTHER, EMPTIED, PACKED or MALFORMED, and the coordinator epoch or -1."""
     if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
     if header[COUNT] == 0:
@@ -536,7 +527,7 @@ def _first_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
 
 
 class GateRecordParser:
-    """Parser of a few batches at a time. Records are valid until the next call."""
+    """Parser whose records are valid until the next call."""
 
     def __init__(self, k0: HashKeyHalf, k1: HashKeyHalf, inflate_limit: int) -> None:
         self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
@@ -603,7 +594,7 @@ class GateRecordParser:
 
 
 def split_into_chunks(headers: HeaderFields, selected_flags: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
-    """Yield batches in chunks of bounded size, either all compressed or all uncompressed."""
+    """Chunks are of bounded size, either all compressed or all uncompressed."""
     batches = np.flatnonzero(selected_flags)
     if not len(batches):
         return
@@ -650,7 +641,7 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> int:  # fmt: skip
-    """Return the first batch that cannot be parsed, or -1."""
+    """The first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
@@ -768,7 +759,7 @@ def _digest_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return number and fingerprint sum of each batch's flagged records, shape (batches, 2)."""
+    """Number and fingerprint sum of each batch's flagged records, shape (batches, 2)."""
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)
     return sums
