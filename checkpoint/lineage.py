@@ -40,7 +40,7 @@ def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -
 
 
 def restore_truncated_front(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
-    """Restore the entries that retention removed from the start of the given lineage, from the known lineage of the same log.
+    """Restore the entries that retention removed from the start, from the known lineage of the same log.
 
     When the log start rises, Kafka (LeaderEpochFileCache.truncateFromStart) drops the epochs below it and moves the start of the first
     remaining epoch up to it.

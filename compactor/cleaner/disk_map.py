@@ -2,8 +2,8 @@
 1. Rows of (key, ordinal), ``tag:4 hash:8 ordinal:4``, are written in the order of the scan, newest record first, to a HashRangeRowFile.
 2. One range of the hash at a time is read back, again newest first, into a small KeyHashSet; the first row of a key survives. A range is
    chosen by the key's tag, the part of the hash that a KeyHashSet does not take its homes from.
-Memory is bounded: a range whose keys exceed the budget is read several times, a part of it each time. If the disk share is too small for
-all rows, the scan is made in several passes, each of which takes its part of the tags.
+A range whose keys exceed the budget is read several times, a part each time. If the disk share is too small for all rows, the scan is made
+in several passes, each of which takes its part of the tags.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _SortedRowBlock:
 
 
 class HashRangeRowFile:
-    """File that sorts rows by hash range. Rows are added to numbered sections, which are read range by range.
+    """File that sorts rows by hash range. Numbered sections are read range by range.
     :param words_per_row: at least three.
     """
 
@@ -327,9 +327,7 @@ def stored_hashes(rows: KeyRows) -> Hashes:
 
 
 class DiskOffsetMap:
-    """Offset map on local disk: the newest record of each key in the dirty range, and the records below it whose key the range does not
-    have.
-    """
+    """Offset map on local disk: the newest dirty record of each key, and older records of other keys."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Pass 1: which records have a later record of the same key in the mapped range?
 
-Two implementations of ``SurvivorLookup``. ``find_survivors_backwards``: the first record seen of a key survives, so a set of key hashes is
-enough, and the answer for the dirty range is a bitmap. ``find_bounded_survivors``: Kafka's own ascending map that stops when it
+``find_survivors_backwards``: the first record seen of a key survives, so a set of key hashes is enough, and the answer for the dirty range
+is a bitmap. ``find_bounded_survivors``: Kafka's own ascending map that stops when it
 holds N keys (kafka-rules 2.2).
 """
 
@@ -179,7 +179,7 @@ class KeyHashSet:
     """Set of key hashes that takes at most ``budget_bytes`` of memory. One thread may write; several may read while none writes."""
 
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
-        """:raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory."""
+        """:raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or memory is short."""
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
             raise OutOfBudget(f"a map budget of {format_size(budget_bytes)} is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
@@ -296,7 +296,7 @@ class BoundedOffsetMap:
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
         """:param max_record_count: upper bound.
-        :raises OutOfBudget: if the system cannot provide the memory.
+        :raises OutOfBudget: if memory is short.
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:
@@ -366,8 +366,7 @@ class SurvivorLookup(Protocol):
 @dataclass(frozen=True, slots=True)
 class KeyScanParameters:
     """Parameters of pass 1, for the offsets [first_dirty, end).
-    rules: if given, the backward scan cleans a compressed chunk at once if it knows which of its records survive, and stores the result in
-    ``finished``.
+    rules: if given, the backward scan cleans compressed chunks with known survivors at once, into ``finished``.
     """
 
     sources: Sequence[SourceSegment]
@@ -737,9 +736,7 @@ class BoundedMapSurvivors:
         return False
 
     def _set_last_mapped_offset(self, last_offset: int) -> None:
-        """Ignore offsets below the dirty range. As in Kafka the value can decrease, because an old v0/v1 wrapper can state an end offset
-        below those of its records.
-        """
+        """The value can decrease, as in Kafka: an old v0/v1 wrapper can state an end offset below those of its records."""
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset
 

@@ -94,7 +94,7 @@ class TransactionVerdicts:
     """Per batch of one segment.
     aborted: data of an aborted transaction.
     discardable: aborted data, or a marker whose transaction has no data left in the log.
-    indexed: an ABORT marker that stays in the transaction index because data of its transaction is left.
+    indexed: an ABORT marker that stays in the transaction index.
     """
 
     aborted: Flags
@@ -289,7 +289,7 @@ class RetentionRules:
     """Parameters of the retention rules.
     latest_offset: last offset that the offset map covers.
     legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
-    drops_keyless: whether records without a key are removed, as by Kafka's cleaner. If not, each of them stays.
+    drops_keyless: whether records without a key are removed, as by Kafka's cleaner.
     """
 
     now_ms: int
@@ -313,7 +313,7 @@ class BatchRetentionDecisions:
     action: DROP, COPY or EMPTY, or FILTER if the records decide.
     retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,
     KAFKA-20452).
-    discarded: whether the batch must be removed, because its transaction was aborted or has no data left.
+    discarded: whether the transaction was aborted or has no data left.
     """
 
     action: Actions

@@ -81,8 +81,8 @@ def group_segments(
     end_offset: int,
     may_join_group: Callable[[list[S], S], bool] = _allow_every_segment,
 ) -> list[list[S]]:
-    """Group neighbouring segments, each group filled in order until the next segment does not fit. A segment larger than ``segment_bytes``
-    is a group of its own. An empty segment is not subject to the limit of offsets per segment.
+    """Each group is filled in order until the next segment does not fit. A segment larger than ``segment_bytes`` is a group of its own. An
+    empty segment is not subject to the limit of offsets per segment.
     :param end_offset: exclusive.
     """
     groups: list[list[S]] = []
@@ -341,9 +341,7 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Opener of one source of a group. Its bytes stay available until its last chunk is written, although the next source may be opened
-    before.
-    """
+    """Opener of a source, whose bytes stay available until its last chunk is written."""
 
     source: SourceSegment
     verdicts: TransactionVerdicts

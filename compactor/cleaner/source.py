@@ -73,9 +73,8 @@ class TimestampSummary:
 
 
 def summarize_timestamps(table: BatchTable, log_start: int = 0) -> TimestampSummary:
-    """:param log_start: batches that end below it do not count for the largest timestamp. Brokers search one segment only, the first
-    whose largest timestamp is late enough: if all such records lie below the log start, they answer with a later offset than the right
-    one.
+    """:param log_start: batches that end below it do not count for the largest timestamp. Brokers search only the first segment whose
+    largest timestamp is late enough: if such records lie below the log start, the answer is too late.
     """
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2)) & (table.last_offset >= log_start)]
     return TimestampSummary(
@@ -344,7 +343,7 @@ def open_source_segment(
     read_bytes: Callable[[Path], Bytes] = memory_map_file,
 ) -> SourceSegment:
     """Raises BadData.
-    :param end_offset: base offset of the next segment, None for the last segment.
+    :param end_offset: None for the last segment.
     :param max_body_bytes: of a compressed control batch, whose body must be read.
     :param read_bytes: given if the file may shrink, so that it must not be mapped.
     """
@@ -419,7 +418,7 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
 
 
 def set_compressed_control_types(source: SourceSegment, max_body_bytes: int) -> None:
-    """Set the control type of compressed control batches, which no known client writes, but Kafka reads."""
+    """No known client writes compressed control batches, but Kafka reads them."""
     table = source.table
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)

@@ -166,8 +166,8 @@ class WorkerThreads:
         complete_job: Callable[[ReusableJobBuffers, D], R],
         jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
-        """Jobs of three steps; results come in order. Several workers prepare and complete at the same time; ``decide_job_in_order`` runs
-        for one job after the other, in their order.
+        """Results come in order. Several workers prepare and complete at the same time; ``decide_job_in_order`` runs for one job after the
+        other, in their order.
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(

@@ -135,7 +135,7 @@ def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
 @inline_kernel
 def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
     """Advance the state ``crc`` by fewer than 2^32 zero bytes.
-    The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
+    The CRC of two adjacent ranges is that of the first, advanced by the second's size, xor that of the second.
     """
     power = 0
     while byte_count > 0:

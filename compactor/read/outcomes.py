@@ -150,7 +150,7 @@ class LeaderEpochEnd(NamedTuple):
 class ConsumedLogHistory:
     """Records that a reader has read of a log.
     topic_id: empty if unknown.
-    epochs: of records that were read, ascending; empty if unknown. After a restart, only the last one is known.
+    epochs: ascending; empty if unknown. After a restart, only the last one is known.
     end: everything below this offset was read.
     """
 
@@ -193,8 +193,8 @@ class LogIdentity:
 @dataclass(frozen=True)
 class HistoryMismatchReason:
     """Reason why a log does not continue what was read.
-    reason: ``topic``: it is another topic's; ``older``: it ends in an earlier leader epoch than what was read, so that a later leader has
-    replaced its end; ``truncated``: a later leader has discarded records that were read.
+    reason: ``topic``: it is another topic's; ``older``: it ends in an earlier leader epoch than what was read; ``truncated``: a later
+    leader has discarded records that were read.
     agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive); otherwise -1.
     """
 
@@ -260,7 +260,7 @@ BatchOutcomes = npt.NDArray[np.int8]
 
 class TransactionOutcomeFinder:
     """Finder of transaction outcomes for a reader of pieces, in one direction.
-    :param list_segments_from: the live segments that end at or after an offset, by a new read.
+    :param list_segments_from: live segments that end at or after an offset, by a new read.
     """
 
     def __init__(

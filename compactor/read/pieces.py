@@ -153,7 +153,7 @@ class SegmentReader:
             raise _error_with_shifted_position(error, position) from None
 
     def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
-        """Raises BadData if no batch ends there: then a batch's length field is damaged, or the offset index that gave the bounds."""
+        """Raises BadData if no batch ends there: a batch's length field or the offset index is damaged."""
         piece = self.read_piece(position, piece_bytes)
         if piece.end_byte_position != position + piece_bytes:
             raise BadData(

@@ -251,7 +251,7 @@ class CompactionSavingEstimate:
 
 
 def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> CompactionSavingEstimate:
-    """Read about ``sample_bytes`` bytes. Raises BadData, StoreError."""
+    """Raises BadData, StoreError."""
     # In a broker-managed tier the newest segment is never cleaned, and its keys clean nothing.
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)

@@ -96,7 +96,7 @@ class OffsetRangeToRead:
 
 
 class LogChanged(BadData):
-    """Raised if the log was truncated, or its topic created again, during the read."""
+    """Raised if the log was truncated, or its topic created again."""
 
     def __init__(self, read_range: OffsetRangeToRead, offset: int) -> None:
         where = f"{read_range.partition}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
@@ -125,7 +125,7 @@ class DiskKeySortRequest:
 @dataclass(frozen=True)
 class LastRecordOfEachKeyRequest:
     """The last record of each key in a range, without tombstones.
-    key_ranges: of key hashes, equal.
+    key_ranges: number of equal ranges of key hashes.
     key_range: number of the wanted range, from 0.
     hash_key: empty to read it from the tier.
     spill: for at most MAX_SPILL_SPAN offsets and with ``key_ranges`` 1; None to hold keys in memory.
@@ -252,8 +252,8 @@ class OffsetRangeReader:
         folder: str | None = None,
         on_damage: Callable[[DamagedOffsetRange], None] = log_damage,
     ) -> None:
-        """:param folder: where keys are sorted on disk; None for the system's folder of temporary files.
-        :param on_damage: called with offsets that are skipped (``ReadOptions.skip_damaged``).
+        """:param folder: for sorted keys; None for the system's folder of temporary files.
+        :param on_damage: called with skipped offsets.
         """
         self._tier = tier
         self._on_damage = on_damage
@@ -290,9 +290,9 @@ class OffsetRangeReader:
                     yield replace(selection, picked=inside)
 
     def read_intact_batches(self) -> Iterator[BatchesToCopy]:
-        """Pieces ascend, with a flag for each batch: whether a copy of the log may have it. It may not if readers with these options do not
-        get its records because of damage, or if its CRC does not match. Intact markers and aborted batches are flagged. Damage is reported
-        to ``on_damage``, in no certain order.
+        """Pieces ascend, with a flag for each batch: whether a copy of the log may have it. It may not if damage keeps its records from
+        readers with these options, or its CRC does not match. Intact markers and aborted batches are flagged. Damage is reported to
+        ``on_damage``, in no certain order.
         """
         for piece, _, left_out, first, last in self._read_pieces_forwards():
             inside = (piece.source.table.last_offset >= first) & (piece.source.table.base_offset <= last)
@@ -352,8 +352,8 @@ class OffsetRangeReader:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
     def _find_piece_damage(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
-        """Per batch: to be read; left out because of damage; and the damaged ranges. Unless damage
-        is skipped, no batch from the first damaged one on is to be read.
+        """Per batch: to be read; left out because of damage; and the damaged ranges. Unless damage is skipped, reading ends at the first
+        damaged batch.
         """
         wanted, unknown = self._flag_wanted_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
@@ -461,7 +461,7 @@ class OffsetRangeReader:
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
-        """Flag wanted batches, and those whose transaction's outcome cannot be read. Offsets are inclusive; aborted batches are not wanted."""
+        """Flag wanted batches, and those with an outcome that cannot be read. Offsets are inclusive; aborted batches are not wanted."""
         table = piece.source.table
         # The base offset of a compressed v0/v1 wrapper is not known before it is inflated; it is -1 here.
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)

@@ -24,7 +24,6 @@ from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 @dataclass(frozen=True)
 class SelectedRecords:
     """Records selected from one parsed chunk.
-    table: batches of the chunk's piece.
     first_row: of each batch; one more entry for the end of the last.
     picked: selected rows, ascending.
     """
@@ -45,7 +44,7 @@ class SelectedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ConcatenatedByteStrings:
-    """Byte strings in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
+    """Byte string number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
     valid: Flags
@@ -189,7 +188,8 @@ class _TopicPartitionOffsetTuple(NamedTuple):
 
 
 class Place(_TopicPartitionOffsetTuple):
-    """Position in a partition: a tuple of topic, partition and offset. leader_epoch: of the record before ``offset``; None if unknown.
+    """Position in a partition: a tuple of topic, partition and offset.
+    leader_epoch: of the record before ``offset``; None if unknown.
     topic_id: empty if unknown.
     Epoch and topic id are no part of the tuple: positions are equal if topic, partition and offset are.
     """
@@ -264,7 +264,7 @@ def log_truncation_error(reason: str) -> PartitionReadError:
 
 
 def no_committed_offset_error(reason: str) -> PartitionReadError:
-    """For a partition without a committed offset while ``auto.offset.reset`` is ``error``."""
+    """For a partition without committed offset while ``auto.offset.reset`` is ``error``."""
     return PartitionReadError(-168, "_NO_OFFSET", reason)
 
 
@@ -366,7 +366,7 @@ MessageLike = TierMessage | BrokerMessage
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Records of one partition, ascending by offset, as columns of equal length.
+    """Records of one partition, ascending by offset.
     timestamp_type: TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE.
     leader_epoch: -1 if unknown.
     headers: None if no record has any.

@@ -1,7 +1,6 @@
-"""Compression and decompression of many batches at once: what ``codecs`` does for one batch, without the GIL. Both give the same bytes.
-Kernels call the lz4 package's library by the addresses of its functions. A kernel decompresses snappy bodies, because no package exports
-its library's functions. ``codecs`` does the work where lz4 exports none (a build against another library may hide them), and for unusual
-bodies.
+"""Compression and decompression of many batches at oncewithout the GIL; ``codecs`` gives the same bytes for one batch. Kernels call the lz4
+package's library by the addresses of its functions. A kernel decompresses snappy bodies, because no package exports its library's
+functions. ``codecs`` does the work where lz4 exports none (a build against another library may hide them), and for unusual bodies.
 """
 
 from __future__ import annotations
@@ -307,8 +306,8 @@ def decompress_lz4_snappy(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted_flags: npt.NDArray[np.bool_], first_batch: int,
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip
-    """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from ``first_batch`` on, until one is met that ``codecs`` must
-    decompress. Return its number (or that of all) and the position in ``out`` after the content.
+    """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from ``first_batch`` on, until one that ``codecs`` must decompress.
+    Return its number (or that of all) and the position in ``out``.
     :param decompress_address: of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
     :param max_total_bytes: after it no further body is begun.
     """

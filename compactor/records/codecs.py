@@ -76,9 +76,7 @@ class GrowingByteBuffer:
         self.size = 0
 
     def reserve_space(self, nbytes: int) -> memoryview:
-        """A view of at least ``nbytes`` after the content, valid until the next call. What is written there is content once
-        ``size`` is increased.
-        """
+        """A view after the content, valid until the next call. Bytes there are content once ``size`` is increased."""
         if self.size + nbytes > len(self.array):
             most = max(self.size + nbytes, 2 * len(self.array))
             # From there on numpy asks for large pages, which are cheaper to get; those that nothing is written to cost nothing.

@@ -580,12 +580,12 @@ def encode_batch(
     append_time_ms: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Encode a data batch as brokers store it (Kafka: DefaultRecordBatch, DefaultRecord). Without records, encode the bare header that the
-    cleaner leaves of an emptied batch.
+    """Encode a data batch as brokers store it (Kafka: DefaultRecordBatch, DefaultRecord). Without records, encode the bare header of an
+    emptied batch.
     :param base_offset, last_offset: by default those of the records. A compacted batch may span more.
     :param max_timestamp: by default the highest of the records. An emptied batch keeps its former value.
     :param append_time_ms: of a LogAppendTime batch; None for CreateTime.
-    :param delete_horizon_ms: stored in place of the base timestamp (KIP-534).
+    :param delete_horizon_ms: in place of the base timestamp (KIP-534).
     """
     if not records and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")
@@ -763,7 +763,7 @@ def uncopied_digest_sums(
 ) -> DigestSumRows:
     """Batches and records that are not copied, one row for each account.
     A batch whose records were filtered counts in OPENED, and all its records in RECORDS. Dropped batches and records count in the account
-    of their reason. A record that was dropped for no valid reason is in no account of dropped records.
+    of their reason. A record dropped for no valid reason is in no such account.
     """
     sums = zero_digest_sums()
     if np.all(decisions.action == COPY):

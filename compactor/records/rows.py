@@ -217,7 +217,7 @@ def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPosition
 
 @inline_kernel
 def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
-    """A problem (index of _PROBLEMS), length (-1 for null), position, and flags: TAIL_LOOSE if Kafka would encode the length differently."""
+    """A problem (index of _PROBLEMS), length (-1 for null), position, and TAIL_LOOSE if Kafka would encode the length differently."""
     before = position
     length, position = read_varint(buf, position, end)
     if position < 0:
@@ -298,7 +298,7 @@ def _parse_v2_records(
 
 @inline_kernel
 def _position_after_legacy_message(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
-    """A problem (index of _PROBLEMS) and the next position: -1 without a problem for an incomplete entry at the end, which Kafka ignores."""
+    """A problem (index of _PROBLEMS) and the next position: -1 without a problem for an incomplete last entry, which Kafka ignores."""
     if end - position < 12:
         return 0, -1
     size = np.int64(load_i32(buf, position + 8))

@@ -1,5 +1,5 @@
-"""Table of tier kinds: capabilities of a tier of each kind and layout. Code asks for a capability, never for the name of a kind or layout.
-Modules of layouts are imported on use, because every command imports this one.
+"""Capabilities of a tier of each kind and layout. Code asks for a capability, never for the name of a kind or layout. Modules of layouts
+are imported on use, because every command imports this one.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ class TierKind:
     owns_root: whether only this program writes below tier.url. Then unknown objects are orphans that `retire` sweeps, segments can be
     imported, and outputs can be made of the tier.
     compacts: whether rounds run. If not, the tier has no control store.
-    describes_segments: whether end offset, leader epochs and open transactions are recorded. undo_copies: whether `undo` uploads copies of
-    the replaced segments under new ids, because readers never take up a deleted id again.
+    describes_segments: whether end offset, leader epochs and open transactions are recorded.
     brokers_expire: then settings for retention are refused.
-    key_prefix: of every object below tier.url.
+    undo_copies: whether `undo` uploads copies under new ids, because readers never take up a deleted id again.
     storage_class: in S3; empty for the bucket's default.
     """
 

@@ -1,4 +1,4 @@
-"""Layouts that store each file of a segment as one object with exactly the file's bytes, among them that of compactor-managed tiers.
+"""Layouts that store each file as one object with exactly the file's bytes, as in compactor-managed tiers.
 Such layouts derive from ``ComposableLogLayout`` if only this program writes the objects, and from ``OneObjectPerFileLayout`` if they must
 look as another program writes them, without object metadata.
 """

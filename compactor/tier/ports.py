@@ -53,7 +53,7 @@ class ListedObject:
 class SegmentLayout(Protocol):
     """Port to a tier's segments, including chunking, compression and encryption.
     ``file_kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object. All methods
-    raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
+    raise NotFound, Unavailable or Refused, and BadData if an object is not what was recorded.
     """
 
     @property
@@ -121,7 +121,7 @@ class SegmentLayout(Protocol):
         """Read every object back; empty if all are as recorded."""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete all objects, also those of unfinished uploads; absent ones are ignored. ``control.ordering`` must allow it."""
+        """Also objects of unfinished uploads; absent ones are ignored. ``control.ordering`` must allow it."""
 
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Names that this layout does not make are included."""
@@ -196,14 +196,13 @@ class SegmentPublisher(Protocol):
         is_begun_recorded: bool = False,
     ) -> None:
         """Switch readers to the replacements, then call ``record_published``.
-        :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then on the round
-        must be completed.
-        :param record_published: appends *round published*. Its argument: ids of new segments that were not published, as brokers had
-        deleted their sources.
+        :param record_begun: appends *publish begun*. Called first if switching takes several steps; from then on the round must be
+        completed.
+        :param record_published: appends *round published*. Argument: ids of segments not published, as brokers had deleted their sources.
         :param select_expired: segment ids -> those that brokers have expired. If all sources of a group have expired, later groups are
         switched all the same.
-        :param last_group_first: in descending order of offsets, because the round restores earlier values.
-        :param is_begun_recorded: whether *publish begun* is in the log already
+        :param last_group_first: in descending order, because the round restores earlier values.
+        :param is_begun_recorded: whether *publish begun* is in the log already.
         """
 
     def restore_segments(
@@ -357,9 +356,7 @@ class OpenTransactionsAtSegmentEnd:
 
 
 class ListedTier(Protocol):
-    """Tier whose partitions and live segments are found by LIST requests.
-    transactions: cache for code that reads batches; uploaded segments never change.
-    """
+    """Tier whose partitions and live segments are found by LIST requests."""
 
     transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd]
 

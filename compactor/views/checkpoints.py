@@ -77,10 +77,10 @@ def _fenced_document(entry: FencedAppend) -> Document:
 
 
 def _epoch_document(state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None) -> Document:
-    """Fields of an epoch: granted: cleaner offset of this epoch among the present ones.
+    """Fields: granted: cleaner offset of this epoch among the present ones.
     cut_off: the epoch that replaced this one before it was released. Records that this epoch wrote at or after that epoch's ``slot``
         have no effect.
-    undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
+    undid: runs that this epoch undid and whose outputs are not deleted yet.
     """
     cut_off = None
     if epoch.ended == "replaced" and next_epoch is not None:

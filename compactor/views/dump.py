@@ -197,7 +197,7 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 class FoundRecord:
     """Record found. value_bytes: -1 for a null value.
     horizon_ms: delete horizon of its batch; None if not set yet.
-    outcome: commit, abort or open; empty outside a transaction.
+    outcome: empty outside a transaction.
     control: abort, commit or control for a control record, else empty.
     """
 

@@ -119,16 +119,16 @@ class SegmentActionForecast(NamedTuple):
 class RoundForecast:
     """Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
-    due: whether `run` has something to do, even if only retention deletes something.
+    due: true also if only retention deletes something.
     segments_expired, bytes_expired: what retention deletes first; not counted in bytes_to_read and bytes_to_write.
     one_to_one: as in RetentionOutlook.
     min_cleanable_dirty_ratio: if chosen automatically, the next two fields say why, and how much it saves in comparison with Kafka's
         default.
-    skip: expected number of skipped segments, including the expected share of ``asked``.
+    skip: expected number, including the expected share of ``asked``.
     asked: number of segments whose Bloom filters decide. The share is that of earlier rounds.
     stored_usd_month: of all live and replaced segments.
-    expected_saving_bytes: once the replaced objects are deleted; None if unknown.
-    expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
+    expected_saving_bytes: once replaced objects are deleted; None if unknown.
+    expected_saving_error_bytes: half width of the 95 % confidence interval; None without a sample.
     keyless_records, keyless_share: in the dirty range, the share from 0 to 1; None before the first round or sample.
     """
 
@@ -181,7 +181,7 @@ class RoundForecast:
         return self.listed()
 
     def with_keyless_records(self, keyless: KeylessRecords) -> RoundForecast:
-        """A round that refuses records without a key saves nothing."""
+        """A round that refuses these records saves nothing."""
         known = replace(self, keyless_records=keyless.count, keyless_share=round(keyless.share, 6))
         if self.keyless_policy != "refuse" or not keyless.count:
             return known
@@ -244,10 +244,7 @@ def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, fo
 
 
 def forecast_next_round(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
-    """Read control log and sidecars, ask the store if deletion frees space, and forecast.
-
-    :param force: as for `run --force`: a round is due if anything is dirty.
-    """
+    """:param force: a round is due if anything is dirty."""
     summary = summarize_state(tier.open_partition_log(partition).refresh())
     known = read_skip_evidence(tier, summary, now_ms, force=force)
     return forecast_round(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)

@@ -1,7 +1,7 @@
 """Overview of all partitions: summaries from local state if they are recent enough, else from the tier.
 
-A change hint in the catalog can be lost when a process dies after its publication. Therefore each log is also checked once per
-``MAX_AGE_MS``, and at every call while a compactor or an import is at work. Commands for people also check that the log still has the
+A change hint can be lost when a process dies after its publication. Therefore each log is also checked once per ``MAX_AGE_MS``, and at
+every call while a compactor or an import is at work. Commands for people also check that the log still has the
 last known record: it may have been restored from a backup.
 """
 
@@ -36,8 +36,8 @@ def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, objec
     - restored: it undid another round;
     - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
-    balance: batches and records that the round read, removed and wrote.
-    content: number and digest sum of the batches that readers had after the round.
+    balance: batches and records read, removed and written.
+    content: number and digest sum of the batches after the round.
     """
     return {
         "run_id": run.run_id,

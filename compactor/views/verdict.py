@@ -90,9 +90,9 @@ def partition_verdict(
     postponed: str = "",
     waiting_bytes: int = 0,
 ) -> PartitionVerdict:
-    """:param blocks: what prevents rounds, the most important first.
-    :param paused: who paused rounds; empty if nobody did.
-    :param held_until_ms: when the last of the dirty segments may be cleaned; 0 if nothing holds them, NEVER_MS if the time is unknown.
+    """:param blocks: the most important first.
+    :param paused: by whom, or empty.
+    :param held_until_ms: as ``held_until_ms`` returns.
     :param postponed: why the latest round was not begun although nothing is wrong; empty if it was.
     """
     block = next((each for each in blocks if each is not None), None)

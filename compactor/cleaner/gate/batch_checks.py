@@ -42,7 +42,7 @@ EXPIRED: Final = "a tombstone whose horizon has passed"
 
 
 class GateFailed(CompactorError):
-    """Raised if a cleaned segment differs from what the gate expects: a bug in the cleaner or in the gate. Nothing was uploaded."""
+    """Raised for a bug in the cleaner or in the gate. Nothing was uploaded."""
 
     def __init__(self, cause: str, *, segment: str, offset: int = -1, key: bytes | None = None) -> None:
         where = segment + (f", offset {offset}" if offset >= 0 else "") + (f", key {key[:100]!r}" if key is not None else "")
@@ -74,7 +74,7 @@ class FingerprintSumMismatch:
 
 
 def rows_of_written(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
-    """The source row of each output record. Raises GateFailed for a record that the source lacks, or has with another content."""
+    """Raises GateFailed for a record that the source lacks, or has with another content."""
     if not len(source.offset) and len(written.offset):
         invented = np.ones(len(written.offset), np.bool_)
         raise first_invalid_record_error("a record that no source has", segment_name, written, invented)
@@ -206,7 +206,7 @@ class SourceBatchHeaders:
 class BatchTransactionOutcomes:
     """Outcomes per batch.
     aborted: data of an aborted transaction.
-    idle: a marker whose transaction has no data left before it.
+    idle: a marker whose transaction has no data left.
     began: for another marker, the offset of the first data that is left; -1 for other batches.
     """
 

@@ -4,9 +4,8 @@
    every key.
 3. ``compute_txn_outcomes``: the transactions, computed once more from the log's beginning; both must agree.
 4. ``check_cleaned_group``, each group: CleanedSegmentCheckReport, or GateFailed with key, offset and segment.
-Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own hash;
-the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared by
-their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
+Of each source segment the gate knows how many records must be left and the sum of their fingerprints, by keys under its own hash; the
+output must have the same. Batches are compared by their headers: order, offsets, producers, transactions, horizons, checksums, coverage.
 Keys that exceed the gate's memory are checked for one range of its hash, all other checks stay complete. The range depends on the first
 dirty offset: it moves from round to round, and a round that was refused is checked for the same keys when it is retried.
 """
@@ -119,7 +118,7 @@ class CleanedSegmentCheckParameters:
     """Parameters of a round's check.
     first_dirty: keys are checked for the offsets from it to rules.latest_offset, both inclusive.
     hash_key: the cleaner's, 16 bytes.
-    inflate_limit: most bytes that one batch may inflate to.
+    inflate_limit: of one batch.
     opened: first offsets of open transactions at the start of the first source, by producer id.
     """
 
@@ -397,7 +396,6 @@ class Gate:
 
     @measure_stage(SegmentWorkStage.GATE)
     def begin_segment(self, source: SourceSegment) -> None:
-        """Raises GateFailed if the cleaner's batch table differs from the headers."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
             self._outcomes_of[source.ordinal] = BatchTransactionOutcomes(aborted, none, np.full(len(none), -1, np.int64))
@@ -577,8 +575,7 @@ class Gate:
         map_bytes: MapSourceBytes = lambda source: nullcontext(),
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> CleanedSegmentCheckReport:
-        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
-        :param end_offset: last offset that the new segment must have, inclusive; None if it may end earlier, as with Kafka's cleaner.
+        """:param end_offset: last offset of the new segment, inclusive; None if it may end earlier, as with Kafka's cleaner.
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
         for source in self._dirty.values():

@@ -119,7 +119,7 @@ class LatestRecordTable:
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
     def halve_hash_range(self, hash_value_to_keep: int) -> None:
-        """Raises OutOfBudget if so many keys share one hash that no range is small enough.
+        """Raises OutOfBudget if no range is small enough.
         :param hash_value_to_keep: one of 2^64 values, in the half that is kept.
         """
         ranges = 2 * self.hash_range_count
@@ -553,7 +553,7 @@ class GateRecordParser:
         return records
 
     def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> GateRecords:
-        """Parse batches whose inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises UnreadableBatchesError."""
+        """Inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
         counts = _count_records_by_batch(buf, headers, body_bounds)
         if np.any(counts * 7 > body_bounds[1] - body_bounds[0]):
