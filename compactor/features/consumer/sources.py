@@ -785,7 +785,7 @@ class TierAndBrokerReader:
             self._lost.pop()
 
     def _continue_lost_partition(self, partition: AssignedPartition, truncation_offset: int | None, broker: BrokerClient) -> None:
-        """``truncation_offset``: the broker's truncated log holds what was read up to this offset; None if it was not truncated."""
+        """Decide where to go on. ``truncation_offset``: the truncated log holds what was read up to it; None if it was not truncated."""
         topic_id, bounds = broker.topic_id(partition.partition), broker.offset_bounds(partition.partition)
         self._schedule_partition_retry(partition)
         if topic_ids_differ(partition.topic_id, topic_id):
