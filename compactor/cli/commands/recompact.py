@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.errors import CompactorError, ExitCode
-from compactor.features.spark.jobs import TaskCost
 from compactor.features.spark.recompaction import (
     RecompactionCandidate,
     RecompactionListener,
@@ -24,6 +24,9 @@ from compactor.features.spark.recompaction import (
 from compactor.features.spark.session import StartedCluster, require_supported_pyspark, start_cluster
 from compactor.model.ids import RoundStatus
 
+if TYPE_CHECKING:
+    from compactor.features.spark.jobs import TaskCost
+
 
 def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
@@ -35,7 +38,7 @@ def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
             find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
         )
     require_supported_pyspark()
-    from compactor.features.spark.jobs import JobListener
+    from compactor.features.spark.jobs import JobListener, TaskCost
 
     cost = TaskCost()
     with ExitStack() as stack:

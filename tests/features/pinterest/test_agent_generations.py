@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.errors import Refused
-from compactor.features.agent import agent as agent_jobs
 from compactor.features.agent.plan import UploadFailureReason
+from compactor.features.pinterest import generations
 from compactor.features.pinterest.generations import configured_generation_target
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo
@@ -93,7 +93,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
         target = configured_generation_target(opened)
         return replace(target, store=made._breakable(target.store))
 
-    monkeypatch.setattr(agent_jobs, "configured_generation_target", breakable)
+    monkeypatch.setattr(generations, "configured_generation_target", breakable)
     return made
 
 

@@ -194,7 +194,7 @@ def test_undo_brings_a_new_generation(house: House) -> None:
 def test_a_tier_of_the_layout_like_any_other(house: House, tmp_path: Path) -> None:
     house.cli.run()
     house.write()
-    base = house.folder_now().parents[2]
+    base = house.folder_now().parents[1]
     reader = TierCli(tmp_path / "reader", {"tier": {"layout": "pinterest", "url": base.as_uri()}, "tier.pinterest": {"cluster": "prod"}})
     answer = reader.do("verify")
     assert (answer["ok"], [p for p in answer["problems"] if p["severity"] == "error"]) == (True, [])
