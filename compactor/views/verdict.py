@@ -307,10 +307,10 @@ def blocks_of_topics(tier: Tier, topics: Iterable[str]) -> dict[str, Block]:
 
     Raises Unavailable or Refused if the brokers do not answer.
     """
-    from compactor.adapters.brokers.cluster import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
-
     if not tier.kind.is_broker_managed:
         return {}
+    from compactor.adapters.brokers.cluster import REQUIRED_TOPIC_SETTINGS, topic_settings_correction, topic_settings_refusal_reason
+
     brokers, servers = tier.broker_metadata, known_bootstrap_servers(tier)
     everywhere = brokers.cluster_problem()
     found = {}
