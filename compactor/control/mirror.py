@@ -113,7 +113,7 @@ def state_with_broker_view(state: PartitionState, view: BrokerView) -> Partition
     return state if body is None else state.model_copy(update=changes_by_broker_record(state, body))
 
 
-def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
+def open_round_segment_ids(state: PartitionState) -> Iterable[str]:
     """Return segments that may not leave the live segments while the round is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

@@ -202,7 +202,7 @@ def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> s
 
 def check_sources_stay(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Requires that no segment of the open round is removed."""
-    lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
+    lost = set(mirror.open_round_segment_ids(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
 from compactor.control.leadership import BrokerExpiredSegmentCache, Leadership, RecordRefused, record_broker_log_start
-from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
+from compactor.control.mirror import build_broker_changes_record, open_round_segment_ids, state_with_broker_view
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, BlockedCause, NotFound, Refused
@@ -49,7 +49,7 @@ def open_round_problem(leadership: Leadership, expired: BrokerExpiredSegmentCach
         return ""
     there = {(link.segment.id, link.last) for link in ports.brokers(state.topic_partition).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
-    missing = [name for name in segment_ids_of_open_round(state) if (name, ends.get(name)) not in there]
+    missing = [name for name in open_round_segment_ids(state) if (name, ends.get(name)) not in there]
     explained = expired.select_expired(missing)
     gone = next((name for name in missing if name not in explained), "")
     if gone:

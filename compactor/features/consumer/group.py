@@ -303,7 +303,7 @@ class OffsetCommitTracker:
     requested: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
     confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
-    def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
+    def assume_committed(self, offsets: Offsets) -> None:
         """Treat start offsets as committed, so that an offset is committed only after records were read."""
         self.remove_partitions(offsets)
         self.requested.update(offsets)
@@ -384,8 +384,8 @@ class GroupMembership:
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
-    def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
-        self._ledger.record_start_offsets_as_committed(offsets)
+    def assume_committed(self, offsets: Offsets) -> None:
+        self._ledger.assume_committed(offsets)
 
     def close(self) -> None:
         try:

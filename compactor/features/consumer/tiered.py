@@ -162,7 +162,7 @@ class TieredConsumer:
     def _start_assignment(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
         """In a group, the positions count as committed already."""
         if self._membership is not None:
-            self._membership.record_start_offsets_as_committed({at.partition: _offset_to_commit(at) for at in partitions})
+            self._membership.assume_committed({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:

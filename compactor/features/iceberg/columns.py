@@ -66,7 +66,7 @@ class DataFileWriteTask:
     inflate_limit: int
 
     @property
-    def max_record_count_of_slice(self) -> int:
+    def max_slice_records(self) -> int:
         """An upper bound, because brokers do not report the number."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
@@ -99,7 +99,7 @@ class DataFileWriter(Protocol):
 class LocalDataFileWriter:
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
-        check = _KeyUniquenessCheck(files, budget, sum(task.max_record_count_of_slice for task in files.tasks))
+        check = _KeyUniquenessCheck(files, budget, sum(task.max_slice_records for task in files.tasks))
         for task in files.tasks:
             each = task.file.slice
             try:

@@ -350,7 +350,7 @@ def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
 
 
 @kernel
-def try_decode_row_number_gaps(data: Bytes, bitmap: Bytes) -> bool:
+def set_row_bits(data: Bytes, bitmap: Bytes) -> bool:
     """Set the bit of each row number. Return False if one lies beyond the bitmap or the data is malformed."""
     place = np.int64(-1)
     gap = np.int64(0)

@@ -73,7 +73,7 @@ from compactor.features.spark.exchange import (
     pack_arrays,
     pack_key_rows,
     pack_tail,
-    try_decode_row_number_gaps,
+    set_row_bits,
     write_gate_object,
     write_sorted_rows,
 )
@@ -659,7 +659,7 @@ def write_survivors(
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
         for answer in encoded_row_numbers:
-            if not try_decode_row_number_gaps(np.frombuffer(answer, np.uint8), bitmap):
+            if not set_row_bits(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
         facts = decode_scan_summaries(item.keys.read_results(store))
@@ -693,4 +693,4 @@ def load_survivor_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_rows(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_absent_rows(keys.table, keys.state, rows, 1, 0, kept)
-    try_decode_row_number_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)
+    set_row_bits(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)

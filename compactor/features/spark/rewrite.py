@@ -370,7 +370,7 @@ class PassOneSegmentResults:
 _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
-def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def draft_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Before the plan is recorded. Attempts at the same plan share it."""
     below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
@@ -395,7 +395,7 @@ def resumable_plan_time_ms(
     for at_ms, place in places:
         plan = draft_at(at_ms)
         # With other segments or settings, deletions could be due at that time that are not due now.
-        if plan is not None and scratch_prefix_of_draft_plan(log, plan, live_segments) == place:
+        if plan is not None and draft_scratch_prefix(log, plan, live_segments) == place:
             return at_ms
     return now_ms
 

@@ -61,7 +61,7 @@ class SparkTaskDataFileWriter:
             return 1.0
         tier, name = files.tier, files.partition
         budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
-        keys = sum(task.max_record_count_of_slice for task in files.tasks) + sum(file.record_count for file in files.others)
+        keys = sum(task.max_slice_records for task in files.tasks) + sum(file.record_count for file in files.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*files.tasks, *(file.file_path for file in files.others)]
         task = _WriteFileAndHashKeysTask(

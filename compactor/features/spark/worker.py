@@ -61,10 +61,10 @@ from compactor.features.spark.rewrite import (
     PassOneSegmentResults,
     SegmentGroupRewriteWork,
     adopt_leftover_bundles,
+    draft_scratch_prefix,
     list_stored_results,
     resumable_plan_time_ms,
     rewrite_group,
-    scratch_prefix_of_draft_plan,
     take_leftover_bundles,
 )
 from compactor.kernels.common import KEY_BYTES
@@ -137,7 +137,7 @@ class SparkRoundWorker:
         """
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
-        place = self.scratch_prefix_of_draft_plan(plan, state)
+        place = self.draft_scratch_prefix(plan, state)
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
         left = take_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
@@ -182,8 +182,8 @@ class SparkRoundWorker:
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
-    def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
-        return scratch_prefix_of_draft_plan(self.tier.open_partition_log(state.topic_partition), plan, state.live)
+    def draft_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
+        return draft_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
         return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
@@ -347,7 +347,7 @@ class _RecordedPlanExecution:
     def _list_earlier_bundles(self) -> list[ObjectInfo]:
         """From before and after the plan was recorded."""
         store = self._worker.tier.ports.control
-        places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
+        places = (self._session.scratch_object_key(""), self._worker.draft_scratch_prefix(self._plan, self._session.state))
         return [info for place in places for info in list_stored_results(store, place)]
 
     def _load_sidecars(self) -> dict[str, Sidecar]:

@@ -23,7 +23,7 @@ from compactor.features.spark.exchange import (
     StoredGateRows,
     create_scratch_object_idempotently,
     encode_surviving_row_numbers,
-    try_decode_row_number_gaps,
+    set_row_bits,
 )
 from compactor.features.spark.jobs import TaskCost
 from compactor.round.drive import RemoteEngine
@@ -480,14 +480,14 @@ def test_ordinals_as_gaps(share: float) -> None:
     encoded = encode_surviving_row_numbers(rows, np.packbits(kept))
     assert len(encoded) <= kept.sum() * 2 + 8
     bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
-    assert try_decode_row_number_gaps(np.frombuffer(encoded, np.uint8), bitmap)
+    assert set_row_bits(np.frombuffer(encoded, np.uint8), bitmap)
     assert np.array_equal(np.flatnonzero(np.unpackbits(bitmap)), ordinals[kept])
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
     encoded = encode_surviving_row_numbers(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
-    assert not try_decode_row_number_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
-    assert not try_decode_row_number_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
+    assert not set_row_bits(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
+    assert not set_row_bits(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
 
 
 DAEMON = """
