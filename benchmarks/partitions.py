@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import ClusterPartitionLeaders, LeaderReportedLogEnd
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
@@ -27,6 +27,7 @@ from compactor.features.agent.agent import UploadAgent
 from compactor.features.imports.from_tier import import_partition_directories, list_partition_directories
 from compactor.features.imports.import_ import ImportOptions
 from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import ClusterTopicIds
 from compactor.records.codecs import LZ4
 from compactor.records.encode import RecordToEncode as Row, encode_batch
 

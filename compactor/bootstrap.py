@@ -32,11 +32,12 @@ from compactor.tier.kinds import TierKind, control_url, read_only_tier_error, ti
 from compactor.tier.ports import ControlLogPublisher, ReadOnlyPublisher, SegmentPublisher
 
 if TYPE_CHECKING:
-    from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, ClusterTopicIds
+    from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
     from compactor.adapters.brokers.cluster import ClusterConfirmations
     from compactor.adapters.brokers.view import BrokerMetadata
     from compactor.adapters.kafka_client import KafkaConnection
     from compactor.features.imports.incarnations import TopicSettingsQuery
+    from compactor.model.remote_log import ClusterTopicIds
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
@@ -93,7 +94,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         publisher=_create_segment_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
         broker_log_start=_log_start_reader(settings, metadata),
-        clock_ms=_wall_clock_unix_ms,
+        clock_ms=wall_clock_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
         holder=f"{socket.gethostname()}:{os.getpid()}",
@@ -109,7 +110,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, metadata=metadata)
 
 
-def _wall_clock_unix_ms() -> int:
+def wall_clock_ms() -> int:
     return int(time.time() * 1000)
 
 
@@ -145,7 +146,7 @@ def _create_segment_publisher(settings: Settings, metadata: TierMetadataSource) 
         metadata.topic_id,
         require_allowed=check.require_publishing_allowed,
         require_suitable_cluster=check.require_suitable_cluster,
-        clock_ms=_wall_clock_unix_ms,
+        clock_ms=wall_clock_ms,
         max_delivery_delay_ms=connection.producer_delivery_timeout_ms,
     )
 
@@ -185,7 +186,7 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
     topic = ConfluentKafkaMetadataTopicClient(connection)
     kept = FoldedMetadataStore(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
-    followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_wall_clock_unix_ms)
+    followed = FoldingMetadataTopicReader(topic, kept, clock_ms=wall_clock_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     queries = AdminClusterQueries(KafkaAdmin(connection), cluster_confirmations(settings), connection.bootstrap_servers)
     return LiveBrokerMetadata(followed, queries, kafka.topics, where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -165,3 +165,9 @@ class ExistingAndMissingTopicIds:
     cluster_id: str
     missing: tuple[TopicId, ...]
     present: tuple[TopicId, ...]
+
+
+@dataclass(frozen=True)
+class ClusterTopicIds:
+    cluster_id: str
+    topic_ids: Mapping[str, TopicId]

@@ -253,22 +253,17 @@ def _reencode_tail(record_tail: Bytes) -> bytes:
         at += max(length, 0)
         if is_header_name:
             data = reencode_as_java_utf8(data)
-        out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
+        out.extend(encode_varint(len(data) if length >= 0 else -1) + data)
 
     with np.errstate(over="ignore"):
         copy_byte_string(False)
         copy_byte_string(False)
         headers = copy_varint()
-        out.extend(_encode_varint(headers))
+        out.extend(encode_varint(headers))
         for _ in range(headers):
             copy_byte_string(True)
             copy_byte_string(False)
     return bytes(out)
-
-
-def _encode_varint(value: int) -> bytes:
-    buf = np.empty(10, np.uint8)
-    return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
 
 
 def reencode_as_java_utf8(header_name: bytes) -> bytes:
@@ -535,10 +530,6 @@ def _encode_batches(
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 
-LOG_APPEND_TIME_BIT = 0x08
-TRANSACTIONAL_BIT = 0x10
-CONTROL_BIT = 0x20
-HORIZON_BIT = 0x40
 
 _TO_CRC = struct.Struct(">qiibI")
 _AFTER_CRC = struct.Struct(">hiqqqhii")
@@ -603,9 +594,9 @@ def encode_batch(
         body = compress_body(codec, body)
     attributes = (
         (codec if records else NONE)
-        | (LOG_APPEND_TIME_BIT if append_time_ms is not None else 0)
-        | (TRANSACTIONAL_BIT if producer.transactional else 0)
-        | (HORIZON_BIT if delete_horizon_ms is not None else 0)
+        | (LOG_APPEND if append_time_ms is not None else 0)
+        | (TRANSACTIONAL if producer.transactional else 0)
+        | (HORIZON if delete_horizon_ms is not None else 0)
     )
     return prepend_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(records), body)
 
@@ -627,9 +618,9 @@ def encode_txn_marker(
     """
     base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
-    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
-    attributes |= LOG_APPEND_TIME_BIT if is_log_append_time else 0
-    attributes |= HORIZON_BIT if delete_horizon_ms is not None else 0
+    attributes = TRANSACTIONAL | CONTROL
+    attributes |= LOG_APPEND if is_log_append_time else 0
+    attributes |= HORIZON if delete_horizon_ms is not None else 0
     producer = ProducerFields(producer_id, producer_epoch, NO_SEQUENCE, True)
     return prepend_batch_header(
         offset, 0, leader_epoch, attributes, base_timestamp, timestamp_ms, producer, 1, _encode_record(row, offset, base_timestamp)

@@ -31,7 +31,7 @@ __all__ = ["cli"]
 TOPIC = "ailing"
 STUCK = "stuck"
 HOUR_MS = 3_600_000
-TWO_HOURS_LATER = "import time, compactor.bootstrap as started\nstarted._wall_clock_unix_ms = lambda: int(time.time() * 1000) + 7_200_000"
+TWO_HOURS_LATER = "import time, compactor.bootstrap as started\nstarted.wall_clock_ms = lambda: int(time.time() * 1000) + 7_200_000"
 """Runs in doctor's process: its clock is two hours ahead of the brokers'."""
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterTopicIds
 from compactor.adapters.brokers.cluster import kafka_python_options
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
 from compactor.features.imports.incarnations import record_cluster_of_topics
-from compactor.model.remote_log import ExistingAndMissingTopicIds
+from compactor.model.remote_log import ClusterTopicIds, ExistingAndMissingTopicIds
 from compactor.upkeep import retire as deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.simulation.life_mutations import DELETION_MUTATIONS

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from compactor.adapters.brokers.chain import ClusterTopicIds
 from compactor.bootstrap import open_tier
 from compactor.cli.commands import import_ as import_command, topics as topics_command
 from compactor.config.settings import load_settings
@@ -21,6 +20,7 @@ from compactor.control.state import CatalogState
 from compactor.errors import Unavailable, UsageError
 from compactor.features.imports import import_, incarnations
 from compactor.model.ids import TopicPartition, partition_of_incarnation
+from compactor.model.remote_log import ClusterTopicIds
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.features.imports.test_log_identity import OTHER_ID as OTHER
 from tests.simulation.life_mutations import OPENING_MUTATIONS

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compactor import bootstrap
 from compactor.cli.commands import config_check as config_command
 from compactor.config.settings import RateLimitSettings
 from compactor.storage import factory
@@ -164,8 +165,8 @@ def test_missing_permissions_are_named_all_at_once(server_cli: BucketCli, proxy:
 @ON_ALL_SERVERS
 @pytest.mark.parametrize("minutes_ahead", [-20, 20])
 def test_a_clock_that_differs_is_told(server_cli: BucketCli, monkeypatch: pytest.MonkeyPatch, minutes_ahead: int) -> None:
-    really = config_command._system_clock_unix_ms
-    monkeypatch.setattr(config_command, "_system_clock_unix_ms", lambda: really() - minutes_ahead * 60_000)
+    really = bootstrap.wall_clock_ms
+    monkeypatch.setattr(config_command, "wall_clock_ms", lambda: really() - minutes_ahead * 60_000)
     found = check(server_cli)["clock"]
     assert found["severity"] == "warning"
     assert ("ahead of" if minutes_ahead > 0 else "behind") in found["detail"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compactor.adapters.brokers.admin import KafkaAdmin, KafkaSetting
-from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka, ClusterTopicIds
+from compactor.adapters.brokers.chain import AgentClusterQueriesOverKafka
 from compactor.adapters.kafka_client import KafkaConnection
 from compactor.cli.commands import import_ as import_command
 from compactor.constants import TopicId
@@ -17,6 +17,7 @@ from compactor.control.records import TopicsConfirmed
 from compactor.control.state import CatalogState
 from compactor.errors import Refused
 from compactor.features.agent.agent import TOPIC_SETTINGS_MS
+from compactor.model.remote_log import ClusterTopicIds
 from tests.builders import LogBuilder
 from tests.support.deployment import Deployment
 from tests.support.side_broker import SideScene, settle

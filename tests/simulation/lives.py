@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterTopicIds
 from compactor.constants import TopicId
 from compactor.control import incarnations
 from compactor.control.publication import undo_round
@@ -32,7 +31,7 @@ from compactor.features.imports import staged_files
 from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.features.imports.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.model.ids import encode_segment_id, partition_of_incarnation
-from compactor.model.remote_log import ExistingAndMissingTopicIds
+from compactor.model.remote_log import ClusterTopicIds, ExistingAndMissingTopicIds
 from compactor.read.records import Place
 from compactor.upkeep import retire as deleted_topics
 from compactor.upkeep.orphans import delete_records

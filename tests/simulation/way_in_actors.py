@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer
 from compactor.control.identity import DataRootOwnershipCheckByTierId
@@ -45,6 +44,7 @@ from compactor.features.imports import from_tier as import_root
 from compactor.features.imports.from_tier import import_tier
 from compactor.features.imports.import_ import ImportOptions, import_directory
 from compactor.local import staging
+from compactor.model.remote_log import ClusterTopicIds
 from compactor.read.reading import LogChanged
 from compactor.read.records import OFFSET_BEGINNING, Place
 from compactor.round import pass_two

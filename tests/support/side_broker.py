@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import ClusterPartitionLeaders, LeaderReportedLogEnd
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
@@ -17,6 +17,7 @@ from compactor.errors import StoreError, Unavailable
 from compactor.features.agent.agent import UploadAgent
 from compactor.features.agent.plan import PartitionUploadState, UploadFailureReason
 from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import ClusterTopicIds
 from compactor.web.console import RequestRouter
 from compactor.web.pages import AgentPages
 from tests.builders import LogBuilder

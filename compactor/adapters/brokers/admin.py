@@ -49,7 +49,7 @@ def is_newer_than_tested(level: int) -> bool:
 # librdkafka asks for features and does not pass them on; kafka-python encodes the request.
 
 
-_features_log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 20
 _REQUEST_VERSIONS = (4, 3)
@@ -74,7 +74,7 @@ def query_broker_features(connection: KafkaConnection, host: str, port: int) -> 
             with context.wrap_socket(plain, server_hostname=host) if context is not None else plain as open_socket:
                 return _request_features(open_socket)
     except (OSError, ValueError, ImportError) as error:
-        _features_log.debug("features of the broker at %s:%d are unknown: %s", host, port, error)
+        _log.debug("features of the broker at %s:%d are unknown: %s", host, port, error)
         return BrokerFeatures()
 
 

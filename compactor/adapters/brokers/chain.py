@@ -26,6 +26,7 @@ from compactor.errors import BadData, Refused, StoreError
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import (
     BrokerView,
+    ClusterTopicIds,
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
     RemoteLogSegmentMetadataUpdateRecord,
@@ -552,12 +553,6 @@ class LeaderReportedLogEnd:
 
     leader_epoch: LeaderEpoch
     high_watermark: int
-
-
-@dataclass(frozen=True)
-class ClusterTopicIds:
-    cluster_id: str
-    topic_ids: Mapping[str, TopicId]
 
 
 class AgentClusterQueriesOverKafka:

@@ -6,14 +6,13 @@ import argparse
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from compactor.adapters.brokers.admin import KafkaAdmin
 from compactor.adapters.brokers.cluster import kafka_python_options
-from compactor.bootstrap import cluster_confirmations, kafka_connection_settings, open_tier
+from compactor.bootstrap import cluster_confirmations, kafka_connection_settings, open_tier, wall_clock_ms
 from compactor.cli import command_parser
 from compactor.cli.output import Output, Table
 from compactor.config.sections import MINIMUM_DAYS
@@ -177,7 +176,7 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
     problems: list[SettingFinding] = []
     for url, prefix in stores:
         store = open_store(url, settings=settings, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_unix_ms, prefix)]
+        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, wall_clock_ms, prefix)]
     return problems
 
 
@@ -292,7 +291,3 @@ def _check_identity(settings: Settings) -> list[SettingFinding]:
         kind = "identity" if isinstance(error, UsageError) else "control-log"
         return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]
     return []
-
-
-def _system_clock_unix_ms() -> int:
-    return int(time.time() * 1000)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterPartitionLeaders, ClusterTopicIds, LeaderReportedLogEnd
+from compactor.adapters.brokers.chain import ClusterPartitionLeaders, LeaderReportedLogEnd
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.times import format_iso_time
 from compactor.config.units import format_size
@@ -75,6 +75,7 @@ from compactor.features.imports.log_identity import PARTITION_METADATA
 from compactor.features.imports.staged_files import FileStagedForDeletion, OpenFilesStagedForDeletion
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
+from compactor.model.remote_log import ClusterTopicIds
 from compactor.round.compaction import disk_budget_bytes
 from compactor.service import EventLogger, InterruptibleStore, PollingLoop, ServiceEventLogger, Stopped, StopRequest, backoff_ms
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.adapters.brokers.chain import ClusterTopicIds
 from compactor.constants import TopicId
 from compactor.control.importing import record_topic_incarnation_opening
 from compactor.control.incarnations import (
@@ -32,6 +31,7 @@ from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition, partition_of_incarnation
+from compactor.model.remote_log import ClusterTopicIds
 
 TopicIdsQuery = Callable[[Sequence[str]], ClusterTopicIds]
 """Asks a cluster for the ids of topics by name. Raises StoreError."""

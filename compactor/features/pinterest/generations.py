@@ -24,6 +24,7 @@ from compactor.cleaner.source import batch_bytes_from_offset, open_source_segmen
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
 from compactor.features.pinterest.layout import (
+    ENDLESS_SEARCH_ENTRIES,
     METADATA_FILE,
     WATERMARK,
     PinterestObjectKeys,
@@ -68,8 +69,6 @@ GENERATIONS_FOLDER: Final = ".generations"
 CATALOG_VERSION: Final = 1
 CATALOG_READ_ATTEMPTS: Final = 5
 """How often the steps are listed again if one of them was deleted between listing and reading."""
-ENDLESS_SEARCH_ENTRIES: Final = 2
-"""Number of index entries with which the consumer's search finds no end below the first one (S3OffsetIndexHandler)."""
 
 WHOLE_EVERY: Final = 32
 """After this many steps, one step repeats the content of all earlier ones, so that readers need no older step."""

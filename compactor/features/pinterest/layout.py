@@ -36,6 +36,8 @@ from compactor.tier.ports import ListedObject, OpenTransactionsAtSegmentEnd, Seg
 OBJECT_KINDS: Final = ("log", "index", "timeindex")
 METADATA_FILE: Final = "_metadata"
 WATERMARK: Final = "offset.wm"
+ENDLESS_SEARCH_ENTRIES: Final = 2
+"""Number of index entries with which the consumer's search finds no end below the first one (S3OffsetIndexHandler)."""
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})\.({'|'.join(OBJECT_KINDS)})")
 _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")

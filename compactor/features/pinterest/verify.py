@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
 
 from compactor.access.tier import Tier
 from compactor.cleaner.source import open_source_segment, read_last_record_offset
 from compactor.errors import BadData, NotFound, UsageError
 from compactor.features.pinterest.layout import (
+    ENDLESS_SEARCH_ENTRIES,
     METADATA_FILE,
     OBJECT_KINDS,
     WATERMARK,
@@ -30,9 +30,6 @@ from compactor.local.budget import spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
 from compactor.upkeep.verify import SegmentProblem, require_disk_budget, segment_file_problems
-
-ENDLESS_ENTRIES: Final = 2
-"""With exactly this many index entries, the consumer's search (S3OffsetIndexHandler) never ends for offsets before the first entry."""
 
 
 def verify_listed_partition(
@@ -137,7 +134,7 @@ class _ListedPartitionVerifier:
                 self._listing_problem_as_error(kind, file_name(segment.base, kind), detail)
                 for kind, detail in segment_file_problems(source, files)
             ]
-            if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
+            if len(files.get("index", b"")) == ENDLESS_SEARCH_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
                 detail = "it has two entries: a consumer that searches for an offset before the first one never ends"
                 found.append(self._listing_problem_as_error("endless", file_name(segment.base, "index"), detail))
         return found, max(end, segment.base)
