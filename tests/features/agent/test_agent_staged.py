@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +14,20 @@ from compactor.constants import LeaderEpoch
 from compactor.features.agent.agent import UploadAgent
 from compactor.features.agent.plan import UploadFailureReason, upload_lag
 from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands, watch_of
+
+
+class Usage(NamedTuple):
+    """What ``shutil.disk_usage`` returns."""
+
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How full the disk of this machine is does not matter."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(100 << 30, 89 << 30, 11 << 30))
 
 
 @pytest.fixture
@@ -121,7 +137,7 @@ def test_deleted_files_are_let_go_when_the_brokers_disk_is_almost_full(
     expire_all(scene)
     settle(agent)
     scene.replica.unlink_staged()
-    monkeypatch.setattr("compactor.features.agent.agent.disk_has_space", lambda log_dir: False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(100 << 30, 91 << 30, 9 << 30))
     confirm(scene, agent)
     assert stands(watch_of(agent)) == (8, None)
     assert metric(agent, "tiered_compactor_agent_staged_segments") == 0
