@@ -422,4 +422,4 @@ def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition
 
 def configured_object_retention(settings: Settings) -> ObjectRetention:
     publish = settings.publish
-    return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+    return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms, publish.retire)

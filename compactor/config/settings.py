@@ -313,6 +313,7 @@ class PublishSettings(SettingsSection):
     grace_ms: Milliseconds = 600_000
     undo_window_ms: Milliseconds = 0
     orphan_age_ms: Milliseconds = 86_400_000
+    retire: bool = True
     metadata_records_per_hour: int = Field(0, ge=0, le=10**9)
 
 

@@ -24,11 +24,15 @@ class HeartbeatRunner(Protocol):
 
 @dataclass(frozen=True)
 class ObjectRetention:
-    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept, by the store's clock."""
+    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept, by the store's clock.
+
+    deletes_segments: False if this process leaves all objects of segments to a `retire` with other credentials.
+    """
 
     grace_ms: int = 600_000
     undo_window_ms: int = 0
     orphan_age_ms: int = 86_400_000
+    deletes_segments: bool = True
 
 
 class DataRootOwnershipCheck(Protocol):

@@ -246,9 +246,14 @@ def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
 
 
 def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
-    """Delete objects and sidecars. Raises Fenced if this process no longer leads, and CompactorError if ``state`` uses a segment."""
+    """Delete objects and sidecars. Raises Fenced if this process no longer leads, and CompactorError if ``state`` uses a segment.
+
+    A process that deletes no segments leaves all of this to the next `retire`, as if it had died here.
+    """
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
+    if ports.retention is not None and not ports.retention.deletes_segments:
+        return
     ports.layout.delete_segments(state.topic_partition, segments)
     ports.control.delete([key for segment in segments for key in sidecar_object_keys(leadership.log.prefix, segment.id)])
     ports.publisher.record_finished_segment_deletion(state.topic_partition, segments)

@@ -18,7 +18,7 @@ from heapq import nsmallest
 
 from typing_extensions import override
 
-from compactor.access.tier import Tier
+from compactor.access.tier import Tier, configured_object_retention
 from compactor.adapters.brokers.cluster import query_topic_ids
 from compactor.bootstrap import kafka_connection_settings
 from compactor.config.settings import CleanerSettings, Settings
@@ -112,11 +112,24 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._disk, self.stop, configured_output_writer(tier, lambda store: InterruptibleStore(store, self.stop))
         )
 
+        self._report_deletion_elsewhere()
+
+    def _report_deletion_elsewhere(self) -> None:
+        if not self._tier.retention.deletes_segments:
+            self._log(
+                "this process deletes no segments (retire = false under [publish]):"
+                " another one with the right to delete has to run `tiered-compactor retire`"
+            )
+
     # --- the loop ---
 
     @override
     def _apply_settings(self, settings: Settings) -> None:
-        self._tier = replace(self._tier, settings=settings)
+        deleted_before = self._tier.retention.deletes_segments
+        ports = replace(self._tier.ports, retention=configured_object_retention(settings))
+        self._tier = replace(self._tier, settings=settings, ports=ports)
+        if deleted_before:
+            self._report_deletion_elsewhere()
         self._cache.use_settings_of_tier(self._tier)
         now = self._tier.ports.clock_ms()
         for name, schedule in self._schedules.items():

@@ -76,6 +76,7 @@ class PartitionStatus:
     max_delay_ms: by how much max.compaction.lag.ms is exceeded.
     wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
     retire_at_ms: when something may be deleted; NEVER_MS if nothing waits. waiting_bytes: size of what waits.
+    deletes_segments: False if another process deletes what waits.
     quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
     block: what prevents rounds by the stored state and this program's settings.
     held_until_ms: when the last dirty segment that a round may not clean yet may be cleaned; 0 if there is none, NEVER_MS if unknown.
@@ -112,6 +113,7 @@ class PartitionStatus:
     held_until_ms: int = 0
     uncleaned_bytes: int = 0
     retire_at_ms: int = NEVER_MS
+    deletes_segments: bool = True
     waiting_bytes: int = 0
     undone_slot: int = 0
     last_round: LastRoundSummary | None = None
@@ -168,6 +170,7 @@ def partition_status(
         held_until_ms=held_until_ms(summary, found, cleaner, transaction, now_ms),
         uncleaned_bytes=bytes_not_cleaned(summary),
         retire_at_ms=_next_segment_deletion_ms(summary, retention, slot_times_ms, now_ms),
+        deletes_segments=retention.deletes_segments,
         waiting_bytes=sum(group.size_bytes for group in summary.waiting),
         undone_slot=summary.undone_slot,
         last_round=summary.last_round,
@@ -396,6 +399,8 @@ def with_poll_result(
     else:
         idle_polls = 0 if changed else schedule.idle_polls + 1
         delay_ms = min(interval_ms, FIRST_POLL_MS << min(idle_polls, 40))
+    if not status.deletes_segments and status.retire_at_ms < NEVER_MS:
+        delay_ms = min(delay_ms, POLL_MS)  # deletions send no hint: what another process has deleted would seem overdue for hours
     return replace(
         schedule,
         status=status,
@@ -432,6 +437,7 @@ def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_ro
     if output_due and schedule.output is not None and schedule.output.rounds:
         return DaemonAction.OUTPUT  # it goes before the next round, or a partition that is always due would never have its output written
     retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot)
+    retire_due = retire_due and status.deletes_segments
     if retire_due and not schedule.failures and not status.open_run:
         return DaemonAction.RETIRE  # likewise: what a partition that is always due has replaced would never be deleted
     if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, _quarantine_ends_ms(status)):
@@ -598,7 +604,7 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
         waits = _quarantine_ends_ms(seen)
         why = "it failed before" if waits > now_ms or schedule.problem else schedule.waiting_reason or seen.reason
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
-    if seen.retire_at_ms < NEVER_MS:
+    if seen.retire_at_ms < NEVER_MS and seen.deletes_segments:
         step = PlannedAction(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
         goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``action_to_take_now``
         steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)

@@ -29,6 +29,7 @@ from compactor.round.mirroring import record_broker_segments
 from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.broker_verify import list_partition_objects
+from compactor.upkeep.retire import require_deletion_configured
 
 # ``topics delete-records``, and ``undo`` of a round on a broker-managed tier.
 
@@ -174,9 +175,12 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     """Delete listed objects that are still orphans.
 
     :param store: the tier's store, opened for writing.
-    :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
+    :raises UsageError: if the list belongs to another tier, the brokers cannot be asked, or the settings forbid this process to delete
+        segments.
     """
     _require_same_tier(tier, orphan_list)
+    if not dry_run:
+        require_deletion_configured(tier.retention)
     if not dry_run and (problem := tier.broker_metadata.cluster_problem()):  # what another manager records would look like an orphan
         raise UnsuitableCluster(f"nothing is deleted under these brokers: {problem.message}", hint=problem.hint, cause=problem.cause)
     deleted: list[Orphan] = []

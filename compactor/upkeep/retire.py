@@ -261,6 +261,15 @@ class RetireReport:
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
+def require_deletion_configured(retention: ObjectRetention) -> None:
+    """Raise UsageError if ``publish.retire`` leaves the objects of segments to another process."""
+    if not retention.deletes_segments:
+        raise UsageError(
+            "this configuration deletes no segments: retire under [publish] is false",
+            hint="Nothing was changed. Use the configuration and the credentials of the process that deletes",
+        )
+
+
 def retire_partition(
     ports: EnvironmentPorts,
     log: PartitionLog,
@@ -276,8 +285,10 @@ def retire_partition(
     :param dry_run: write nothing and acquire no leadership.
     :param round_steps: can finish an interrupted round; None if it may only be undone.
     :raises Leased: if another compactor leads; Fenced if one takes over.
-    :raises UsageError: if the data belongs to another tier.
+    :raises UsageError: if the data belongs to another tier, or the settings forbid this process to delete segments.
     """
+    if not dry_run:
+        require_deletion_configured(retention)
     log.refresh()
     found = find_deletions(ports, log, retention, clock)
     if dry_run or found.has_nothing_to_delete:

@@ -244,6 +244,10 @@ def test_sighup_rereads_the_configuration(service: Service) -> None:
     wait_for(lambda: "the configuration was read again: cleaner.min_cleanable_dirty_ratio: 1.0 -> 0.1" in daemon.process.said())
     assert "changed, but only from the next start on: limits.max_requests_per_s: 0 -> 10000" in daemon.process.said()
     wait_for(lambda: service.is_clean(log))
+    service.deployment.set(publish={"retire": False, "grace_ms": 0})
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "publish.retire: true -> false" in daemon.process.said())
+    wait_for(lambda: daemon.process.said().count("this process deletes no segments") == 1)
     assert daemon.end() == 0
 
 

@@ -107,12 +107,12 @@ def running_moto(port: int = 0) -> Iterator[S3Server]:
 
 
 @contextmanager
-def running_versitygw(binary: Path, directory: Path) -> Iterator[S3Server]:
+def running_versitygw(binary: Path, directory: Path, *options: str) -> Iterator[S3Server]:
     """A real server over a directory whose file system knows extended attributes."""
     server = S3Server(f"http://127.0.0.1:{free_port()}")
     address = server.endpoint.removeprefix("http://")
     command = [str(binary), "--access", server.access_key, "--secret", server.secret_key, "--region", server.region]
-    command += ["--port", address, "--quiet", "--keep-alive", "posix", str(directory)]
+    command += ["--port", address, "--quiet", "--keep-alive", *options, "posix", str(directory)]
     with running(command, stdout=subprocess.DEVNULL) as process:
         wait_for(address, process)
         yield server

@@ -37,6 +37,7 @@ from compactor.daemon.scheduling import (
     new_partition_schedule,
     next_due_time_ms,
     partition_status,
+    planned_action,
     schedule_restored_after_restart,
     with_change_hint,
     with_failed_poll,
@@ -185,6 +186,13 @@ class TestLooking:
             current = with_poll_result(current, PartitionStatus(A, 8), NOW, 0)
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
+    def test_what_another_process_deletes_is_looked_at_within_the_hour_however_many_partitions_there_are(self) -> None:
+        left = PartitionStatus(A, 8, retire_at_ms=NOW, deletes_segments=False)
+        for idle_polls in (0, 64):
+            before = replace(schedule(), idle_polls=idle_polls, status=left)
+            assert with_poll_result(before, left, NOW, 1, 8 * POLL_MS).next_poll_ms <= NOW + POLL_MS
+        assert with_poll_result(new_partition_schedule(A, 3, NOW), left, NOW, 1, 8 * POLL_MS).next_poll_ms <= NOW + POLL_MS
+
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
         after = with_change_hint(with_poll_result(new_partition_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
         assert needs_poll(after, NOW + 10)
@@ -229,6 +237,13 @@ class TestWanted:
         due = schedule(due=True, retire_at_ms=NOW)
         assert action_to_take_now(due, NOW) is DaemonAction.RETIRE
         assert action_to_take_now(replace(due, retire_at_ms=NOW + RETRY_MS), NOW) is DaemonAction.ROUND
+
+    def test_nothing_is_retired_by_a_process_that_deletes_no_segments(self) -> None:
+        left = schedule(retire_at_ms=NOW, undone_slot=6, deletes_segments=False)
+        assert action_to_take_now(left, NOW) is None
+        assert planned_action(left, NOW).action is DaemonAction.POLL
+        due = schedule(due=True, retire_at_ms=NOW, deletes_segments=False)
+        assert action_to_take_now(due, NOW) is DaemonAction.ROUND
 
     def test_a_round_goes_before_a_deletion_that_fails(self) -> None:
         assert action_to_take_now(replace(schedule(due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND

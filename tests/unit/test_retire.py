@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from compactor.constants import NEVER_MS
+from compactor.control.leadership import hold_leadership
 from compactor.control.ports import ObjectRetention
 from compactor.control.publication import undo_round
-from compactor.errors import StoreError
+from compactor.errors import StoreError, UsageError
+from compactor.round.drive import settle_intent
 from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing, uploaded
@@ -133,6 +135,26 @@ def test_retire_resolves_the_open_intent_first(play: Play) -> None:
     assert play.process("b").retire().deleted == ()
     assert play.oracle.state.intent is None
     assert [run.status for run in play.oracle.state.runs] == ["undone"]
+    assert set(play.world.data.objects) == live_keys(play)
+
+
+def test_a_process_that_deletes_no_segments_leaves_an_abandoned_round_to_the_next_retire(play: Play) -> None:
+    play.die(f"create {NAME}/", skip=1)
+    with pytest.raises(Crash):
+        play.process("a").run()
+    play.pass_time(TTL_MS * 2)
+    before = set(play.world.data.objects)
+    lacking = play.process("b")
+    ports = replace(lacking.ports, retention=ObjectRetention(deletes_segments=False))
+    play.requests.clear()
+    with hold_leadership(ports, lacking.log, LEASE) as leads:
+        settle_intent(leads, None)
+    assert [run.status for run in play.oracle.state.runs] == ["undone"]
+    assert set(play.world.data.objects) == before > live_keys(play)
+    assert not [what for what in play.requests if what.startswith(f"delete {NAME}/")]
+    with pytest.raises(UsageError, match="deletes no segments"):
+        retire_partition(ports, lacking.log, LEASE, ObjectRetention(deletes_segments=False))
+    assert play.process("c").retire().swept
     assert set(play.world.data.objects) == live_keys(play)
 
 

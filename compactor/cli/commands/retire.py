@@ -27,6 +27,7 @@ from compactor.upkeep.retire import (
     abort_stale_uploads,
     delete_missing_topics,
     partitions_to_inspect,
+    require_deletion_configured,
     retire_partition,
 )
 
@@ -75,6 +76,8 @@ def retire_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")
+    if not args.dry_run:
+        require_deletion_configured(tier.retention)
     if args.now is not None and not args.force_now and args.now > tier.ports.clock_ms():
         out.print_note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)

@@ -36,7 +36,14 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundAssessmentFunction
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
-from compactor.upkeep.retire import LEAST_AGE_MS, STORES_OWN, GraceClock, find_unfinished_uploads, retire_partition
+from compactor.upkeep.retire import (
+    LEAST_AGE_MS,
+    STORES_OWN,
+    GraceClock,
+    find_unfinished_uploads,
+    require_deletion_configured,
+    retire_partition,
+)
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
@@ -203,10 +210,12 @@ def expedite_erasure(
     """Run rounds over the segments with the keys until they make no more progress, then `retire`. Return a new survey, whose ``removals``
     include rounds whose replaced segments `retire` has deleted.
 
-    Delete horizons of tombstones are never shortened, because slow readers rely on them. Raises Leased, Fenced, StoreError, OutOfBudget.
+    Delete horizons of tombstones are never shortened, because slow readers rely on them. Raises Leased, Fenced, StoreError, OutOfBudget,
+    and UsageError if the settings forbid this process to delete segments.
 
     :param shorten_grace: delete replaced segments although readers may still use them.
     """
+    require_deletion_configured(tier.retention)
     for _ in range(MAX_EXPEDITED_ROUNDS):
         if not survey.movable or not _run_erasing_round(tier, survey, request.now_ms, report_step):
             break
