@@ -25,14 +25,14 @@ from tests.support.tier_cli import TierCli
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 HEAD = f"""# JSON documents
 
-With `--output json` a command prints one document on stdout; remarks, progress and errors stand on stderr. `schema_version`
-({SCHEMA_VERSION}) counts up when a field changes its meaning or goes; new fields may come at any time. A command that fails before it
-has a result prints `error`; one that worked on some partitions and not on others prints its document, and the exit code is that of the
-gravest failure. Times ending in `_ms` are milliseconds since 1970, UTC; sizes are bytes; null is what nobody knows or what does not
-apply.
+With `--output json` a command prints one document on stdout; remarks, progress and errors go to stderr. `schema_version`
+({SCHEMA_VERSION}) rises when a field changes its meaning or is removed; new fields may be added at any time. A command that fails before
+it has a result prints `error`; a command that failed on some partitions only prints its document, and the exit code is that of the
+gravest failure. Times ending in `_ms` are milliseconds since 1970, UTC; sizes are bytes; null means not known or not applicable.
 
-What the daemon and the agent serve is described in [status-api.md](status-api.md). Below, lists are cut after their first element.
-The page is made by `python -m tests.json_reference`, and tests hold it against what the commands print.
+What the daemon and the agent serve is described in [status-api.md](status-api.md). `cat` prints [a line per record](../commands/cat.md);
+the documents of `demo`, `orphans`, `topics takeover` and `topics snapshot` are on [the pages of these commands](../commands). Below,
+lists are cut after their first element. `python -m tests.json_reference` writes this page; tests compare it with what the commands print.
 """
 
 
@@ -48,13 +48,14 @@ class Example(NamedTuple):
 
 
 def examples(folder: Path) -> Iterator[Example]:
-    """A story of one partition, from its import to its end."""
+    """One partition, from its import to its deletion."""
     log = LogBuilder()
     for number in range(4):
         log.put(f"customer-{number % 2}=name {number}", "customer-7")
         log.roll()
     log.put("customer-1=the newest")
-    log.write(folder / "orders-0")
+    log_root = folder / "kafka"
+    log.write(log_root / "orders-0")
     target = (folder / "generations").as_uri()
     cli = TierCli(
         folder / "a tier",
@@ -71,7 +72,8 @@ def examples(folder: Path) -> Iterator[Example]:
         return str(cli.do("runs", "list")["runs"][-1]["run_id"])
 
     yield does("topics", "orders-9", code=2)
-    yield does("import", folder / "orders-0")
+    yield does("import", log_root / "orders-0")
+    yield does("import", log_root, "--topics", "orders")
     yield does("topics")
     yield does("status")
     yield does("config", "check")
@@ -84,10 +86,13 @@ def examples(folder: Path) -> Iterator[Example]:
     yield does("segments", "list", "orders-0")
     yield does("segments", "dump", "orders-0", cli.do("segments", "list", "orders-0")["segments"][0]["id"], "--whole")
     yield does("bloom", "show", "orders-0")
+    yield does("bloom", "rebuild", "orders-0")
     yield does("checkpoints", "list")
     yield does("checkpoints", "show", "orders-0")
     yield does("checkpoints", "lineage", "orders-0")
+    yield does("checkpoints", "diff", "orders-0", run_id())
     yield does("checkpoints", "verify")
+    yield does("recompact", "--dry-run")
     yield does("explain", "orders-0", "--key", "customer-1")
     yield does("erasure", "orders", "--key", "customer-0", code=3)
     yield does("generations", "write", "orders-0")
@@ -108,9 +113,11 @@ def examples(folder: Path) -> Iterator[Example]:
     yield does("pause", "orders", "--reason", "a migration")
     yield does("resume", "orders")
     yield does("wake", "orders-0")
-    yield does("clean", folder / "orders-0", folder / "cleaned", "--profile")
+    yield does("clean", log_root / "orders-0", folder / "cleaned", "--profile")
     yield does("topics", "adopt", "orders", "--topic-id", "Zm9yLXRoZS1kb2N1bWVudA")
+    yield does("topics", "delete-records", "orders-0", "--before", 4)
     yield does("topics", "delete", "orders-0")
+    yield does("audit", "list")
     yield doctor_example()
 
 

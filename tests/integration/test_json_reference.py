@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compactor.cli.arguments import COMMANDS
 from compactor.cli.output import SCHEMA_VERSION
 from tests.json_reference import examples, short, without_ids, written
 
@@ -26,6 +27,14 @@ def differences(told: Any, real: Any, where: str) -> Iterator[str]:
 
 def kind(value: Any) -> str:
     return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
+
+
+ELSEWHERE = {"agent", "daemon", "serve", "completion", "cat", "demo", "orphans"}
+"""Services and `completion` print no document; the others need brokers or take long; docs/commands has their documents."""
+
+
+def test_every_command_has_a_document_on_the_page() -> None:
+    assert {command.name for command in COMMANDS} - {title.split()[0] for title in written()} == ELSEWHERE
 
 
 def test_the_page_says_what_the_commands_print(tmp_path: Path) -> None:
