@@ -48,7 +48,7 @@ check: setup ## The other tests that CI requires, at full depth: brokers, Spark,
 nightly: setup-kerberos ## What takes hours: slow tests, older brokers, 1,000 seeds, kills, soaks; ONLY=name for one part; writes a record
 	@$(RUN) tests.nightly --workers $(WORKERS) $(ONLY)
 
-test-costs: setup ## CPU seconds of each test and fixture of `make test` and `make check`, the dearest first (docs/testing.md)
+test-costs: setup ## CPU seconds of each test and fixture of `make test` and `make check`, the dearest first
 	@mkdir -p build && rm -f build/test-costs.jsonl
 	@$(RUN) pytest -n $(WORKERS) -m "not slow" -p tests.support.costs --costs build/test-costs.jsonl $(TESTS) || true
 	@$(RUN) tests.support.costs build/test-costs.jsonl

@@ -4,8 +4,8 @@
   record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
 * ``protected_segment_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
-Rules and ``..._problem`` functions return the reason for a refusal, for people; empty: none. docs/publication.md shows the table
-(tests/unit/test_control_ordering.py compares them).
+Rules and ``..._problem`` functions return the reason for a refusal, for people; empty: none. docs/reference/control-records.md shows the
+table (tests/unit/test_control_ordering.py compares them).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from compactor.model.segment import (
     total_digest_sum,
 )
 
-# Stages of a round (announce before upload before publish before retire, I4). docs/publication.md shows the table (compared by
-# tests/unit/test_control_ordering.py).
+# Stages of a round (announce before upload before publish before retire, I4). docs/reference/control-records.md shows the table
+# (compared by tests/unit/test_control_ordering.py).
 
 
 class RoundStage(StrEnum):

@@ -2,7 +2,7 @@
 
 The decisive moment is just before the request that makes the first one count (its record), or that a reader reads from.
 ``ALIVE`` and ``STOPPED`` are what is promised; test_pairs.py plays each pair with the real code over the simulated store, and compares
-docs/publication.md.
+docs/reference/control-records.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.simulation.pairs import AGAIN, ALIVE, GOES_ON, OPERATIONS, REFUSES, S
 from tests.simulation.play import playing
 from tests.simulation.world import GRACE_MS, TTL_MS, UNDO_WINDOW_MS
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/publication.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/reference/control-records.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("first", OPERATIONS)

@@ -25,7 +25,7 @@ from tests.simulation.play import Actor, Play
 from tests.simulation.symbolic import SymbolicPlanner
 from tests.simulation.world import Crash
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/publication.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs/reference/control-records.md").read_text(encoding="utf-8")
 BODIES = get_args(get_args(PartitionBody)[0])
 SHARED = {
     ordering.check_writer_leads: "leads",

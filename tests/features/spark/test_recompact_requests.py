@@ -1,4 +1,8 @@
-"""What a full re-compaction of many small partitions asks of the store: each request has its reason in docs/spark.md."""
+"""Requests of a full re-compaction of many small partitions.
+
+A partition that one executor cleans takes 28 requests and one for each of its segments: 16 for the control log (reading, the gap check,
+five records), 1 for the producer snapshot, 6 to write the result and 5 to check it. Every 64 partitions share seven more, for hints.
+"""
 
 from __future__ import annotations
 
