@@ -117,7 +117,7 @@ with MIT's KDC or Active Directory.
 ## Another store
 
 A store is one module below `compactor/adapters/stores` (a `SingleRequestObjectClient` of `cloud.py`), one row in `schemes.py`, and one fixture in
-`tests/support/servers.py`. Settings of its own are a section of `config/store_sections.py`, named in `settings.py` and `conf/default.toml`; a
+`tests/support/servers.py`. Settings of its own are a section of `config/sections.py`, named in `settings.py` and `conf/default.toml`; a
 library is an extra of `extras.py` and `pyproject.toml`. Of the tests, `store_costs.py` has a column for it, the contract suite a parameter, and
 `fault_proxy.py` must know its interface. No other file knows a scheme.
 
