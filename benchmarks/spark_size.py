@@ -35,7 +35,7 @@ from compactor.features.spark.exchange import (
     StoredKeyRows,
     StoredSurvivorLocations,
 )
-from compactor.features.spark.jobs import JobListener, RoundJobRunner, RoundTaskSettings, SparkCluster, TaskCost, TaskOutcome
+from compactor.features.spark.jobs import JobListener, RoundJobRunner, RoundTaskSettings, SparkCluster, TaskOutcome
 from compactor.features.spark.pass_one import COMBINED_FETCH_BYTES, SurvivorBundle, WrittenSurvivors
 from compactor.features.spark.recompaction import (
     RecompactionCandidate,
@@ -53,6 +53,7 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundActionOnSegment, RoundReport
 from compactor.round.pass_two import versions_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
+from compactor.round.ports import Costs
 from compactor.views.forecast import price_table_of_tier
 
 MOST_DRIVER_BYTES = 1 << 30
@@ -95,7 +96,7 @@ class StandIn:
         task = max(len(pickle.dumps(item)) for item in rdd) + len(pickle.dumps(work))
         self.closures[step] = max(self.closures.get(step, 0), task)
         for place, item in rdd:
-            yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, TaskCost())
+            yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, Costs())
 
 
 def indexed(items: Sequence[Any]) -> PassOneResultOfSegmentBundle:
@@ -152,7 +153,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     shared = RoundTaskSettings(
         settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None
     )
-    steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
+    steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, Costs(), JobListener(), lambda **_: None)
     index, ids = PassOneSegmentResults(state.live, {}), {segment.id for segment in state.live}
     index.read_segments(steps, ids, ids)
     exchange, beside = index.hash_range_input(ids), index.plan_survivor_bundles(ids)
@@ -184,7 +185,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     ]
 
 
-def _nothing(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | None:
+def _nothing(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: Costs) -> CompactionReceipt | None:
     return None
 
 

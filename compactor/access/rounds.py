@@ -15,14 +15,15 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import CHANGING, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import (
-    PartitionRound,
+    Compaction,
+    LocalRunner,
     RoundAssessmentFunction,
     RoundReport,
     RoundResourcesAndSettings,
     RoundStageCallback,
+    Runner,
     disk_budget_bytes,
 )
-from compactor.round.drive import RemoteEngine
 from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 
@@ -53,18 +54,19 @@ def create_round(
     force: bool = False,
     on_stage: RoundStageCallback = lambda s, p: None,
     disk: DiskBudget | None = None,
-    engine: RemoteEngine | None = None,
+    runner: Runner | None = None,
     assess_with: RoundAssessmentFunction | None = None,
     shares_budgets: bool = False,
-) -> PartitionRound:
+) -> Compaction:
     """Configure a round by the tier's settings.
 
     :param force: run the round whatever the dirty ratio is. Has no effect if ``assess_with`` is given.
     :param disk: shared with other rounds; None for a budget of its own.
+    :param runner: None for the one that the settings name.
     :param shares_budgets: whether other rounds run in this process at the same time.
     """
-    if engine is None and tier.engines is not None:
-        engine = tier.engines(tier, partition)
+    if runner is None and tier.runners is not None:
+        runner = tier.runners(tier, partition)
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     context = RoundResourcesAndSettings(
         ports=tier.ports,
@@ -76,13 +78,12 @@ def create_round(
         state_dir=tier.state_dir,
         records_per_hour=tier.settings.publish.metadata_records_per_hour,
     )
-    return PartitionRound(
+    return Compaction(
         context,
         now_ms,
+        runner or LocalRunner(context, disk),
         assess_if_round_is_due=assess_with or partial(assess_round, force=force),
         on_stage=on_stage,
-        disk_budget=disk,
-        remote_engine=engine,
         shares_budgets=shares_budgets,
     )
 
@@ -104,55 +105,30 @@ def execute_round(
 
     :param check_stop: raises an error to end a wait for the cluster.
 
-    Raises the errors of PartitionRound.execute_round.
+    Raises the errors of Compaction.run.
     """
     before = log.state.quarantine
     try:
-        return _run_round(
-            tier,
-            partition,
-            log,
-            now_ms,
-            force=force,
-            on_stage=on_stage,
-            disk=disk,
-            check_stop=check_stop,
-            shares_budgets=shares_budgets,
-        )
+        why = ""
+        if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
+            remote = tier.remote_rounds.run_round_remotely(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
+            if isinstance(remote, RoundReport):
+                log.refresh()
+                return remote
+            why = remote
+        job = create_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk, shares_budgets=shares_budgets)
+        report = job.run(log)
+        return replace(report, reason=report.reason or why)
     finally:
         if log.state.quarantine is not None and log.state.quarantine != before:  # so that other processes tell it, too
             with suppress(CompactorError):
                 tier.change_notifier.announce_changed_control_logs([log])
 
 
-def _run_round(
-    tier: Tier,
-    partition: TopicPartition,
-    log: PartitionLog,
-    now_ms: int,
-    *,
-    force: bool,
-    on_stage: RoundStageCallback,
-    disk: DiskBudget | None,
-    check_stop: Callable[[], None],
-    shares_budgets: bool,
-) -> RoundReport:
-    why = ""
-    if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
-        remote = tier.remote_rounds.run_round_remotely(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
-        if isinstance(remote, RoundReport):
-            log.refresh()
-            return remote
-        why = remote
-    steps = create_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk, shares_budgets=shares_budgets)
-    report = steps.execute_round(log)
-    return replace(report, reason=report.reason or why)
-
-
 def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: RoundStageCallback = lambda s, p: None
 ) -> RoundReport:
-    """Publish a hint if the round changed what readers read. Raises the errors of PartitionRound.execute_round."""
+    """Publish a hint if the round changed what readers read. Raises the errors of Compaction.run."""
     log, hint = (
         tier.open_partition_log(partition, caller_runs_round=True),
         tier.change_notifier.latest_hint(partition),

@@ -44,8 +44,7 @@ from compactor.tier.sidecars import SidecarStore
 
 if TYPE_CHECKING:
     from compactor.adapters.brokers.view import BrokerMetadata
-    from compactor.round.compaction import RoundReport
-    from compactor.round.drive import RemoteEngine
+    from compactor.round.compaction import RoundReport, Runner
     from compactor.tier.ports import ListedTier
 
 
@@ -204,12 +203,6 @@ READER_THREADS = 16
 """Number of logs that are read at once. They wait for the store, not for each other."""
 
 
-class RemoteEngineChooser(Protocol):
-    """Return None if this process executes the tasks."""
-
-    def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
-
-
 class RemoteRoundRunner(Protocol):
     def run_round_remotely(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
@@ -227,7 +220,7 @@ class Tier:
     """One process's access to one tier.
 
     local: None to read everything from the tier.
-    engines: None if this process does the work.
+    runners: chooses where a partition is compacted; None, also as its answer: in this process.
     remote_rounds: for large partitions; None if this process runs all.
     """
 
@@ -236,7 +229,7 @@ class Tier:
     catalog: CatalogLog
     counters: RequestCounters
     local: LocalState | None = None
-    engines: RemoteEngineChooser | None = None
+    runners: Callable[[Tier, TopicPartition], Runner | None] | None = None
     remote_rounds: RemoteRoundRunner | None = None
     ownership: DataRootOwnershipCheckByTierId = field(default_factory=DataRootOwnershipCheckByTierId)
     metadata: TierMetadataSource = field(default_factory=TierMetadataSource)

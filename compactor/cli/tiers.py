@@ -58,9 +58,9 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     elif shared:
         tier = read_only_copy(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
-        from compactor.features.spark.recompaction import SparkEngineFactory
+        from compactor.features.spark.recompaction import SparkRunners
 
-        tier = replace(tier, engines=SparkEngineFactory())
+        tier = replace(tier, runners=SparkRunners())
     if writing_command in ("run", "daemon") and settings.spark.uses_spark_cluster:
         from compactor.features.spark.child import SparkChildRoundRunner
 

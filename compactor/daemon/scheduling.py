@@ -707,13 +707,13 @@ def execute_job(
                 tier.change_notifier.announce_changed_control_logs([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
-            work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
+            unfinished = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
             result = JobResult(
                 job,
                 RoundStatus.RETIRED,
                 "",
                 log,
-                retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work),
+                retire_partition(tier.ports, log, tier.lease, tier.retention, job=unfinished),
             )
             tier.change_notifier.record_lengths([log])
         log.refresh()

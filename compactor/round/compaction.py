@@ -1,14 +1,16 @@
-"""Round over one partition on this machine."""
+"""Compaction as the job of a round, its runner in this process, and its report."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from typing_extensions import override
 
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.config.settings import CleanerSettings
@@ -21,13 +23,13 @@ from compactor.control.state import PartitionState, RoundIntent, RoundStage
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
-from compactor.local.staging import rewrite_disk_bytes
+from compactor.local.staging import StagingFolder, rewrite_disk_bytes
 from compactor.model.ids import RoundStatus, TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey
 from compactor.records.producers import ProducerStates
-from compactor.round.drive import RemoteEngine, RoundResult, run_round
+from compactor.round.drive import run_round
 from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
@@ -49,12 +51,12 @@ from compactor.round.plan import (
     require_keyless_accepted,
 )
 from compactor.round.ports import (
-    OVERDUE,
     BloomFilterUsageStatistics,
-    LeadershipCheck,
-    RoundCosts,
-    RoundDriverServicesForWorker,
+    Job,
+    Quarantined,
     RoundPostponedError,
+    Run,
+    Session,
     Stats,
     design_bloom_filter,
     expected_dirty_keys,
@@ -145,71 +147,81 @@ class RoundResourcesAndSettings:
     records_per_hour: int = 0
 
 
-@dataclass(frozen=True)
-class LocalSurvivorScan:
-    found: SurvivorScanResult
-    workers: WorkerThreads
-    reading: StagedSegmentReader
+class Runner(Protocol):
+    """Place where a compaction reads and rewrites segments: threads of this process (``LocalRunner``), or executors of Spark."""
+
+    @property
+    def map_engine(self) -> str:
+        """Engine of the offset map, as plans record it."""
+
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
+        """Return the time of an interrupted pass 1 for an equal plan, else ``now_ms``.
+
+        :param draft_at: returns the plan that would be made at a time in milliseconds; None if no round would be due then.
+        """
+
+    def scan(self, facts: PlanInputs, session: Session) -> AbstractContextManager[PlanInputs]:
+        """Run pass 1, and provide the facts with its findings. Inside the block ``work`` uses its result.
+
+        :raises BadData: or StoreError, OutOfBudget, Fenced.
+        """
+
+    def require_fits(self, plan: CompactionPlan, state: PartitionState) -> None:
+        """Raise OutOfBudget if the largest group of a plan does not fit the disk budget."""
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, *, is_resumed: bool
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """See ``Job.work``. ``is_resumed``: pass 1 was run by an earlier process, or must be repeated."""
 
 
-@dataclass(frozen=True)
-class RoundInputs:
-    """Values from which a round is planned. With a remote engine ``indexed`` and ``disk_bytes`` are None.
-
-    disk_bytes: budget that each group must fit.
-    """
-
-    facts: PlanInputs
-    indexed: LocalSurvivorScan | None = None
-    disk_bytes: int | None = None
-
-
-class PartitionRound:
-    """Implements ``RoundSteps``. An instance is used once."""
+class Compaction(Job[PlanInputs]):
+    """Compaction of one partition. An instance is used once."""
 
     def __init__(
         self,
         context: RoundResourcesAndSettings,
         now_ms: int,
+        runner: Runner,
         *,
         assess_if_round_is_due: RoundAssessmentFunction = assess_round,
         on_stage: RoundStageCallback = lambda s, p: None,
-        disk_budget: DiskBudget | None = None,
-        remote_engine: RemoteEngine | None = None,
         shares_budgets: bool = False,
     ) -> None:
         """Set up a round.
 
         :param now_ms: the cleaner's clock for a new plan; a resumed plan keeps its own.
-        :param disk_budget: shared by all rounds of this process; None for ``disk_budget_bytes``.
         :param shares_budgets: whether other rounds run in this process at the same time.
         """
         self._context = context
         self._cleaner = context.cleaner
         self._now_ms = now_ms
+        self._runner = runner
         self._assess = assess_if_round_is_due
-        self._disk = disk_budget
         self._shares_budgets = shares_budgets
-        self._map_engine = remote_engine.map_engine if remote_engine else ""
-        self._stats = RoundCosts()
-        self._remote = remote_engine.create_remote_worker(self._stats) if remote_engine else None
-        self.on_stage = on_stage
+        self._on_stage = on_stage
 
-    def execute_round(self, log: PartitionLog) -> RoundReport:
+    def run(self, log: PartitionLog) -> RoundReport:
         """Bad data does not raise: the status is then quarantined. Raises Leased, Fenced, StoreError or OutOfBudget."""
         waits = False
         try:
-            result = run_round(self._context.ports, log, self._context.lease, self, shares_budgets=self._shares_budgets)
-            waits = result.status == RoundStatus.WAITING
-            return _build_report(result, self._stats)
+            run = run_round(self._context.ports, log, self._context.lease, self, shares_budgets=self._shares_budgets)
+            waits = run.status == RoundStatus.WAITING
+            return report_of(run)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
                 self._context.ports.publisher.release_reserved_metadata_records(log.state.topic_partition)
 
-    def is_round_due(self, state: PartitionState) -> bool:
-        return self._assess(state, self._cleaner, self._now_ms).due or self.retention_log_start(state) is not None
+    @override
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
+        self._on_stage(stage, plan)
 
-    def retention_log_start(self, state: PartitionState) -> int | None:
+    @override
+    def is_due(self, state: PartitionState) -> bool:
+        return self._assess(state, self._cleaner, self._now_ms).due or self.log_start(state) is not None
+
+    @override
+    def log_start(self, state: PartitionState) -> int | None:
         ports = self._context.ports
         now_ms = min(self._now_ms, ports.clock_ms())
         if find_expired_segments(state, self._cleaner, now_ms) is None:
@@ -217,7 +229,8 @@ class PartitionRound:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def round_resumption_problem(self, intent: RoundIntent) -> str:
+    @override
+    def resumption_problem(self, intent: RoundIntent) -> str:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
@@ -225,9 +238,9 @@ class PartitionRound:
             return f"it was planned by {plan.fingerprint}, this process is {versions_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
             return "the settings have changed since it was planned"
-        return self._round_too_old_problem(intent)
+        return self._too_old_problem(intent)
 
-    def _round_too_old_problem(self, intent: RoundIntent) -> str:
+    def _too_old_problem(self, intent: RoundIntent) -> str:
         ports = self._context.ports
         # Brokers expire no segment behind an open round's new ones until these are published.
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
@@ -235,60 +248,38 @@ class PartitionRound:
         done, tasks = len(intent.receipts), len(intent.plan.tasks)
         return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing after its new segments"
 
+    @override
     @contextmanager
-    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[RoundInputs | None]:
-        now_ms = (
-            self._remote.choose_plan_time_ms(state, self._now_ms, partial(self._draft_plan_for_time, state))
-            if self._remote is not None
-            else self._now_ms
-        )
-        assessment = self._assess(state, self._cleaner, now_ms)
+    def gather(self, session: Session) -> Iterator[PlanInputs | None]:
+        state, cleaner, layout = session.state, self._cleaner, self._context.ports.layout
+        now_ms = self._runner.plan_time_ms(state, self._now_ms, partial(self._draft_at, state))
+        assessment = self._assess(state, cleaner, now_ms)
         if not assessment.due:
             yield None
             return
-        require_keyless_accepted(state, self._cleaner, assessment.end)
-        at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._reserve_records(state.topic_partition, 2 * (1 + len(at_least)))
-        cleaner = self._cleaner
-        layout = self._context.ports.layout
+        require_keyless_accepted(state, cleaner, assessment.end)
+        self._reserve_records(state.topic_partition, 2 * (1 + len(assessment.least_to_rewrite)))
         snapshot = read_end_snapshot(layout, state)
         producers = unexpired_producers(parse_end_snapshot(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
-        facts = PlanInputs(state, assessment, cleaner, now_ms, producers, versions_fingerprint(), self._map_engine, snapshot=snapshot)
-        if self._remote is not None:
-            try:
-                yield RoundInputs(replace(facts, clean=self._remote.find_skippable_clean_segments(facts, check)))
-            finally:
-                self._remote.delete_unused_scan_results()
-            return
-        disk = self._disk_budget()
-        if max(rewrite_disk_bytes([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
-            require_plan_fits_disk(draft_plan(facts), state, disk.total)
-        with self._open_workers_and_reader(state, disk) as (workers, reading):
-            found = self._scan_before_planning(facts, workers, reading, check)
-            known = replace(
-                facts,
-                map_engine=found.engine,
-                clean=found.clean,
-                left=remaining_size_bounds(found, state) if state.mirrored else {},
-            )
-            yield RoundInputs(known, LocalSurvivorScan(found, workers, reading), disk.total)
+        engine = self._runner.map_engine
+        facts = PlanInputs(state, assessment, cleaner, now_ms, producers, versions_fingerprint(), engine, snapshot=snapshot)
+        with self._runner.scan(facts, session) as scanned:
+            yield scanned
 
-    def _draft_plan_for_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
+    def _draft_at(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
-        return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), versions_fingerprint(), self._map_engine))
+        return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), versions_fingerprint(), self._runner.map_engine))
 
-    def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        plan = plan_round(inputs.facts, leader_epoch, new_id)
+    @override
+    def plan(self, facts: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        plan = plan_round(facts, leader_epoch, new_id)
         if log_start := broker_log_start_offset(self._context.ports, plan.topic_partition):
             plan = plan.model_copy(update={"broker_log_start": Offset(log_start)})
-        if inputs.disk_bytes is not None:
-            require_plan_fits_disk(plan, inputs.facts.state, inputs.disk_bytes)
-        return plan
-
-    def require_plan_admitted(self, plan: CompactionPlan) -> None:
+        self._runner.require_fits(plan, facts.state)
         self._reserve_records(plan.topic_partition, expected_metadata_record_count(plan.tasks))
+        return plan
 
     def _reserve_records(self, partition: TopicPartition, record_count: int) -> None:
         per_hour = self._context.records_per_hour
@@ -298,136 +289,141 @@ class PartitionRound:
             detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
             raise RoundPostponedError(detail, wait.until_ms)
 
-    def run_compaction_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputs | None
+    @override
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: PlanInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        sources = set(plan.source_segment_ids)
+        sources, run = set(plan.source_segment_ids), session.run
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
-        self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
+        run.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
-        self._stats.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
-        for outcome in self._run_tasks(plan, tasks, session, inputs):
+        run.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
+        for outcome in self._runner.work(plan, tasks, session, is_resumed=facts is None):
             yield outcome
             intent = session.state.intent
-            if intent is not None and intent.pending_tasks and (problem := self._round_too_old_problem(intent)):
-                yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
-                return
+            if intent is not None and intent.pending_tasks and (problem := self._too_old_problem(intent)):
+                raise Quarantined(f"overdue: {problem}")
 
-    def _run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputs | None
-    ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        if self._remote is not None:
-            try:
-                for outcome in self._remote(plan, tasks, session):
-                    if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
-                        session.raise_if_leadership_lost()  # executors never write metadata; only the leader does
-                        self._context.ports.publisher.announce_segment(plan.topic_partition, outcome.segment)
-                    yield outcome
-            finally:
-                self._remote.delete_unused_scan_results()
-        elif inputs is not None and inputs.indexed is not None:
-            yield from self._run_tasks_locally(plan, tasks, session, inputs.indexed.workers, inputs.indexed.reading, inputs.indexed.found)
-        else:
-            with self._open_workers_and_reader(session.state, self._disk_budget()) as (workers, reading):
-                yield from self._run_tasks_locally(plan, tasks, session, workers, reading, None)
-
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    @override
+    def stats(self, run: Run) -> Stats:
+        costs = run.costs
         return {
-            "records_read": sum(r.records_read for r in receipts),
-            "records_kept": sum(r.records_kept for r in receipts),
-            "bytes_read": self._stats.bytes_fetched,
-            **({"bytes_copied": self._stats.bytes_copied} if self._stats.bytes_copied else {}),
-            "bytes_before": sum(r.bytes_read for r in receipts),
-            "bytes_written": sum(r.bytes_written for r in receipts),
-            "peak_disk_bytes": self._stats.peak_disk_bytes,
-            "peak_map_bytes": self._stats.peak_map_bytes,
-            "map_entries": self._stats.map_entries,
-            "gate_keys": self._stats.gate_keys,
-            "gate_coverage": self._stats.gate_coverage,
-            "filter_bytes_written": self._stats.sidecar_bytes_written,
-            **self._stats.filters,
-            "bytes_dirty": self._stats.bytes_dirty,
-            **keyless_stats(self._stats.keyless),
-            **({skipped_ranges.SKIPPED_RANGES_STAT: self._stats.left_alone} if self._stats.left_alone else {}),
+            "records_read": sum(r.records_read for r in run.receipts),
+            "records_kept": sum(r.records_kept for r in run.receipts),
+            "bytes_read": costs.bytes_fetched,
+            **({"bytes_copied": costs.bytes_copied} if costs.bytes_copied else {}),
+            "bytes_before": sum(r.bytes_read for r in run.receipts),
+            "bytes_written": sum(r.bytes_written for r in run.receipts),
+            "peak_disk_bytes": costs.peak_disk_bytes,
+            "peak_map_bytes": costs.peak_map_bytes,
+            "map_entries": costs.map_entries,
+            "gate_keys": costs.gate_keys,
+            "gate_coverage": costs.gate_coverage,
+            "filter_bytes_written": costs.sidecar_bytes,
+            **run.filters,
+            "bytes_dirty": run.bytes_dirty,
+            **keyless_stats(run.keyless),
+            **({skipped_ranges.SKIPPED_RANGES_STAT: run.left_alone} if run.left_alone else {}),
         }
 
+
+@dataclass(frozen=True)
+class _LocalScan:
+    found: SurvivorScanResult
+    threads: WorkerThreads
+    reader: StagedSegmentReader
+
+
+class LocalRunner:
+    """Threads of this process."""
+
+    map_engine = ""
+
+    def __init__(self, context: RoundResourcesAndSettings, disk_budget: DiskBudget | None = None) -> None:
+        """Parameter ``disk_budget``: shared by all rounds of this process; None for ``disk_budget_bytes``."""
+        self._context = context
+        self._given_disk = disk_budget
+        self._scan: _LocalScan | None = None
+
+    @cached_property
+    def _disk(self) -> DiskBudget:
+        return self._given_disk or DiskBudget(disk_budget_bytes(self._context.cleaner, self._context.state_dir))
+
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
+        return now_ms
+
     @contextmanager
-    def _open_workers_and_reader(
-        self, state: PartitionState, disk_budget: DiskBudget
-    ) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
-        context = self._context
-        reading = open_live_segment_reader(context.ports, self._cleaner, context.state_dir, state, disk_budget, "round")
-        try:
-            with WorkerThreads(context.threads) as workers:
-                yield workers, reading
-        finally:
-            reading.staging.close()
-
-    def _scan_before_planning(
-        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, raise_if_leadership_lost: LeadershipCheck
-    ) -> SurvivorScanResult:
-        context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
+    def scan(self, facts: PlanInputs, session: Session) -> Iterator[PlanInputs]:
+        context, cleaner, assessment, state = self._context, self._context.cleaner, facts.assessment, facts.state
+        interval = cleaner.cleaner_policy().index_interval_bytes
+        if max(rewrite_disk_bytes([segment], interval) for segment in assessment.least_to_rewrite) > self._disk.total:
+            require_plan_fits_disk(draft_plan(facts), state, self._disk.total)
         end = assessment.end if assessment.dirty else assessment.first_dirty
-        settings = SurvivorScanSettings(
-            cleaner.map_engine,
-            cleaner.map_budget_bytes,
-            context.hash_key,
-            workers,
-            cleaner.verify_before_publish,
-            raise_if_leadership_lost,
-            refuses_keyless=cleaner.keyless_records == "refuse",
+        rules = retention_rules_of_plan(draft_plan(facts), BalanceDigestKey(context.hash_key))
+        selection = CleanSegmentSelectionInputs(
+            context.sidecars, filter_usage_of_runs(state.runs), in_part=None if cleaner.splice else frozenset[str]()
         )
-        extent = RoundRange(
-            assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceDigestKey(context.hash_key))
-        )
-        parts = None if cleaner.splice else frozenset[str]()
-        return scan_for_survivors(
-            reader,
-            extent,
-            settings,
-            CleanSegmentSelectionInputs(context.sidecars, filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
-        )
+        with self._open_reader(state) as (threads, reader):
+            settings = SurvivorScanSettings(
+                cleaner.map_engine,
+                cleaner.map_budget_bytes,
+                context.hash_key,
+                threads,
+                cleaner.verify_before_publish,
+                session.check,
+                refuses_keyless=cleaner.keyless_records == "refuse",
+            )
+            found = scan_for_survivors(reader, RoundRange(assessment.first_dirty, end, rules), settings, selection)
+            self._scan = _LocalScan(found, threads, reader)
+            try:
+                left = remaining_size_bounds(found, state) if state.mirrored else {}
+                yield replace(facts, map_engine=found.engine, clean=found.clean, left=left)
+            finally:
+                self._scan = None
 
-    def _run_tasks_locally(
-        self,
-        plan: CompactionPlan,
-        tasks: Sequence[CompactionTask],
-        session: RoundDriverServicesForWorker,
-        workers: WorkerThreads,
-        reader: StagedSegmentReader,
-        scan_result: SurvivorScanResult | None,
+    def require_fits(self, plan: CompactionPlan, state: PartitionState) -> None:
+        require_plan_fits_disk(plan, state, self._disk.total)
+
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, *, is_resumed: bool
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        context, cleaner, state = self._context, self._cleaner, session.state
-        keys = scan_result.survivors.key_count if scan_result else 0
-        yield from LocalWorker(
+        with ExitStack() as stack:
+            scan = None if is_resumed else self._scan
+            threads, reader = (scan.threads, scan.reader) if scan else stack.enter_context(self._open_reader(session.state))
+            yield from self._worker(plan, session.state, reader.staging, scan).work(
+                plan, tasks, session, threads, scan.found if scan else None
+            )
+            if scan is not None:
+                run, state = session.run, session.state
+                run.filters = filter_stats(scan.found.clean, plan, state, run.superseded) | {"passes": scan.found.passes}
+
+    def _worker(self, plan: CompactionPlan, state: PartitionState, staging: StagingFolder, scan: _LocalScan | None) -> LocalWorker:
+        context, cleaner = self._context, self._context.cleaner
+        keys = scan.found.survivors.key_count if scan else 0
+        return LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,
-            staging=reader.staging,
+            staging=staging,
             hash_key=context.hash_key,
             map_budget_bytes=cleaner.map_budget_bytes,
-            threads=context.threads,
             engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
             filter_for=partial(
-                design_bloom_filter,
-                cleaner,
-                filter_usage_of_runs(state.runs),
-                expected_dirty_keys(cleaner, state.runs, keys),
+                design_bloom_filter, cleaner, filter_usage_of_runs(state.runs), expected_dirty_keys(cleaner, state.runs, keys)
             ),
-            found=scan_result,
-            workers=workers,
             splices=cleaner.splice,
-            stats=self._stats,
-        )(plan, tasks, session)
-        if scan_result is not None:
-            superseded = {state.live[n].id for n in scan_result.survivors.segments_superseded}
-            self._stats.filters = filter_stats(scan_result.clean, plan, state, superseded) | {"passes": scan_result.passes}
+        )
 
-    def _disk_budget(self) -> DiskBudget:
-        if self._disk is None:
-            self._disk = DiskBudget(disk_budget_bytes(self._cleaner, self._context.state_dir))
-        return self._disk
+    @contextmanager
+    def _open_reader(self, state: PartitionState) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
+        context = self._context
+        reader = open_live_segment_reader(context.ports, context.cleaner, context.state_dir, state, self._disk, "round")
+        try:
+            with WorkerThreads(context.threads) as threads:
+                yield threads, reader
+        finally:
+            reader.staging.close()
 
 
 def require_plan_fits_disk(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
@@ -464,34 +460,34 @@ def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
     return 3 * min(cleaner.segment_bytes, shutil.disk_usage(folder).free // 3)
 
 
-def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
-    state, plan = result.state, result.plan
+def report_of(run: Run) -> RoundReport:
+    state, plan, costs = run.state, run.plan, run.costs
     base = RoundReport(
         state.topic,
         state.partition,
-        result.status,
+        run.status,
         state.first_dirty_offset,
         state.first_dirty_offset,
-        bytes_read=stats.bytes_fetched,
-        bytes_copied=stats.bytes_copied,
-        peak_disk_bytes=stats.peak_disk_bytes,
-        peak_map_bytes=stats.peak_map_bytes,
-        reason=result.reason or result.undone,
-        segment=result.segment,
-        until_ms=result.until_ms,
+        bytes_read=costs.bytes_fetched,
+        bytes_copied=costs.bytes_copied,
+        peak_disk_bytes=costs.peak_disk_bytes,
+        peak_map_bytes=costs.peak_map_bytes,
+        reason=run.reason or run.undone,
+        segment=run.segment,
+        until_ms=run.until_ms,
         log_start_offset=state.log_start,
-        segments_expired=len(result.expired),
-        bytes_expired=sum(segment.size_bytes for segment in result.expired),
+        segments_expired=len(run.expired),
+        bytes_expired=sum(segment.size_bytes for segment in run.expired),
         incarnation=state.incarnation,
-        keyless_records=_refused_keyless_records(result) or stats.keyless.count,
+        keyless_records=_refused_keyless_records(run) or run.keyless.count,
     )
-    if plan is None or not result.receipts:
+    if plan is None or not run.receipts:
         return base
-    filters = filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
-    published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
-    unpublished = len(result.receipts) - len(published)
+    filters = filter_usage_of_run(run.filters | {"filter_bytes_written": costs.sidecar_bytes})
+    published = [receipt for receipt in run.receipts if receipt.segment.id in state.published_by]
+    unpublished = len(run.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
-    stays = f"brokers had deleted what {cut} of {len(result.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
+    stays = f"brokers had deleted what {cut} of {len(run.receipts)} groups replace: the cleaner offset stays, run again" if cut else ""
     return replace(
         base,
         first_dirty_offset=plan.first_dirty_offset,
@@ -500,20 +496,20 @@ def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
         segments_in=len(plan.source_segment_ids) + len(plan.skipped),
         segments_out=len(published),
         segments_skipped=len(plan.skipped),
-        bytes_written=sum(r.bytes_written for r in result.receipts),
+        bytes_written=sum(r.bytes_written for r in run.receipts),
         saved_bytes=sum(r.bytes_read - r.bytes_written for r in published),
-        records_read=sum(r.records_read for r in result.receipts),
-        records_kept=sum(r.records_kept for r in result.receipts),
+        records_read=sum(r.records_read for r in run.receipts),
+        records_kept=sum(r.records_kept for r in run.receipts),
         map_engine=plan.map_engine,
-        passes=int(stats.filters.get("passes", 1)),
+        passes=int(run.filters.get("passes", 1)),
         segments=_round_actions_on_segments(plan),
         filters=filters,
         useless_rate=filters.false_positive_rate,
     )
 
 
-def _refused_keyless_records(result: RoundResult) -> int:
-    why = result.state.quarantine if result.status == RoundStatus.QUARANTINED else None
+def _refused_keyless_records(run: Run) -> int:
+    why = run.state.quarantine if run.status == RoundStatus.QUARANTINED else None
     return why.keyless.count if why and why.keyless else 0
 
 

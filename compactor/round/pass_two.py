@@ -8,7 +8,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ from compactor.round.partial import (
     log_pieces,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
-from compactor.round.ports import BloomFilterUsageStatistics, RoundCosts, RoundDriverServicesForWorker
+from compactor.round.ports import BloomFilterUsageStatistics, Costs, Session
 from compactor.round.roles import RoundRange
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ComposeSource
@@ -167,13 +167,12 @@ def versions_fingerprint() -> str:
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """Worker (``PlanWorker``) in threads of this process.
+    """Executor of tasks in threads of this process.
 
     publisher: informed about each new segment before its first object is created.
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
     sidecars: None to use and write none.
     filter_for: records, bytes -> filter of a new segment.
-    found: result of pass 1 for the plan that was just announced; None if pass 1 must be repeated.
     splices: whether segments may be read in part, and new ones get key directories.
     known: small files that were already read, by segment id and kind.
     """
@@ -183,37 +182,41 @@ class LocalWorker:
     staging: StagingFolder
     hash_key: bytes
     map_budget_bytes: int
-    threads: int
     engine: str = "auto"
     verify_before_publish: bool = True
     sidecars: SidecarStore | None = None
     filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
-    found: SurvivorScanResult | None = None
-    workers: WorkerThreads | None = None
     splices: bool = False
-    stats: RoundCosts = field(default_factory=RoundCosts)
     known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
 
-    def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+    def work(
+        self,
+        plan: CompactionPlan,
+        tasks: Sequence[CompactionTask],
+        session: Session,
+        threads: WorkerThreads,
+        found: SurvivorScanResult | None = None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        """See ``Job.work``.
+
+        :param found: result of pass 1 for the plan that was just announced; None if pass 1 must be repeated.
+        """
         if plan.fingerprint != versions_fingerprint():
             message = f"the plan is for {plan.fingerprint}, this process is {versions_fingerprint()}"
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
         left = {task.group: task for task in tasks}
         try:
-            with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
-                try:
-                    for outcome in self._attempt_tasks(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
-                        del left[outcome.group]
-                        yield outcome
-                except WholeSegmentReadNeededError as why:
-                    _log.warning("%s is read whole: %s", plan.topic_partition, why)
-                if left:
-                    if self.found is not None:
-                        self.found.free_key_memory()
-                    yield from self._attempt_tasks(plan, list(left.values()), session, workers, None, may_read_in_part=False)
+            try:
+                for outcome in self._attempt_tasks(plan, tasks, session, threads, found, may_read_in_part=self.splices):
+                    del left[outcome.group]
+                    yield outcome
+            except WholeSegmentReadNeededError as why:
+                _log.warning("%s is read whole: %s", plan.topic_partition, why)
+            if left:
+                if found is not None:
+                    found.free_key_memory()
+                yield from self._attempt_tasks(plan, list(left.values()), session, threads, None, may_read_in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
@@ -221,30 +224,31 @@ class LocalWorker:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundDriverServicesForWorker,
-        workers: WorkerThreads,
-        scan_result: SurvivorScanResult | None,
+        session: Session,
+        threads: WorkerThreads,
+        found: SurvivorScanResult | None,
         *,
         may_read_in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
+        name, limit, run = plan.topic_partition, plan.policy.max_decompressed_batch_bytes, session.run
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
-        if scan_result is None:
-            scan_result = self._repeat_survivor_scan(plan, tasks, session, reading, workers, may_read_in_part=may_read_in_part)
+        if found is None:
+            found = self._repeat_survivor_scan(plan, tasks, session, reading, threads, may_read_in_part=may_read_in_part)
         else:
-            reading.ranges.update(scan_result.opened_sources.reading.ranges)
-        self.stats.peak_map_bytes = scan_result.survivors.peak_bytes
-        self.stats.map_entries = scan_result.survivors.key_count
-        self.stats.keyless = scan_result.survivors.count_keyless_records()
-        yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, scan_result), tasks, session)
-        if self.found is not None and self.found is not scan_result:
-            self.found.survivors.segments_superseded |= scan_result.survivors.segments_superseded  # for filter_stats
+            reading.ranges.update(found.opened_sources.reading.ranges)
+        run.costs.peak_map_bytes = found.survivors.peak_bytes
+        run.costs.map_entries = found.survivors.key_count
+        run.keyless = found.survivors.count_keyless_records()
+        try:
+            yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, threads, found, run.costs), tasks, session)
+        finally:
+            run.superseded |= {reading.live[ordinal].id for ordinal in found.survivors.segments_superseded}
 
     def _repeat_survivor_scan(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundDriverServicesForWorker,
+        session: Session,
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
@@ -259,7 +263,7 @@ class LocalWorker:
             self.hash_key,
             workers,
             self.verify_before_publish,
-            session.raise_if_leadership_lost,
+            session.check,
             refuses_keyless=plan.policy.keyless_records == "refuse",
         )
         extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceDigestKey(self.hash_key)))
@@ -271,14 +275,14 @@ class LocalWorker:
         )
 
     def _rewrite_and_upload_groups(
-        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: Session
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Each group is uploaded while the next one is rewritten."""
         uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
         with ThreadPoolExecutor(1, "upload") as uploader:
             try:
                 for number, task in enumerate(tasks):
-                    session.raise_if_leadership_lost()
+                    session.check()
                     written = execution.rewrite_group(task, tasks[number + 1 : number + 2])
                     uploads.append((written, uploader.submit(execution.upload_group, written)))
                     while uploads and (uploads[0][1].done() or len(uploads) > 1):
@@ -355,8 +359,10 @@ class PlanExecution:
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         scan_answers: SurvivorScanResultsForRewrite,
+        costs: Costs,
     ) -> None:
         self._worker = worker
+        self._costs = costs
         self._plan = plan
         self._live = reader.live
         self._threads = workers
@@ -434,8 +440,8 @@ class PlanExecution:
             report = answers.gate.check_cleaned_group(
                 sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
             )
-            self._worker.stats.gate_keys = report.keys
-            self._worker.stats.gate_coverage = report.coverage
+            self._costs.gate_keys = report.keys
+            self._costs.gate_coverage = report.coverage
         balance = tally.compute_balance()
         if part:
             balance = balance_with_copies(part, balance, self._live[part.source.ordinal].content, self._key)
@@ -493,7 +499,7 @@ class PlanExecution:
         else:
             self._store_composed_sidecar(metadata, last, joined)
         if group.part:
-            self._worker.stats.bytes_copied += group.part.splice.bytes_copied
+            self._costs.bytes_copied += group.part.splice.bytes_copied
         return CompactionReceipt(
             run_id=self._plan.run_id,
             group=task.group,
@@ -564,9 +570,9 @@ class PlanExecution:
         builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_key_directory=directory)
         with WorkerThreads(1) as workers:
             add_segment(builder, output, self._limit, workers)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
+        self._costs.sidecar_bytes += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))
+            self._costs.sidecar_bytes += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
@@ -577,7 +583,7 @@ class PlanExecution:
         if worker.sidecars is None or old is None:
             return
         sidecar = composed_sidecar(old, metadata.id, composed.due, composed.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
+        self._costs.sidecar_bytes += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):
@@ -586,8 +592,8 @@ class PlanExecution:
                 return
 
     def _update_round_costs(self) -> None:
-        self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
-        self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
+        self._costs.bytes_fetched = self._worker.staging.bytes_fetched
+        self._costs.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
 def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceDigestKey | None = None) -> RetentionRules:

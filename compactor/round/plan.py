@@ -280,6 +280,11 @@ class RoundAssessment(Generic[S]):
     def covered_segments(self) -> tuple[S, ...]:
         return self.clean + self.dirty
 
+    @property
+    def least_to_rewrite(self) -> tuple[S, ...]:
+        """Segments that the round rewrites whatever pass 1 finds."""
+        return tuple(segment for segment in self.clean if segment.id in self.horizon_due) + self.dirty
+
 
 def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
     """Apply Kafka's eligibility rules, and delete horizons.

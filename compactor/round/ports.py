@@ -1,11 +1,13 @@
-"""Ports between a round's driver, its steps and its worker."""
+"""Values and ports of a round, and its decisions by Bloom filters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from typing_extensions import override
 
 from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_union_keys
@@ -14,22 +16,24 @@ from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun, format_size
 from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
-from compactor.control.state import PartitionState, RoundIntent, RoundStage, RunHistoryEntry
+from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, RunHistoryEntry
 from compactor.control.summary import SegmentMetadataOrSummary
+from compactor.errors import BadData, NotFound
 from compactor.kernels.common import KEY_BYTES
-from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords
+from compactor.model.ids import RoundStatus
+from compactor.model.plan import (
+    CompactionFailure,
+    CompactionPlan,
+    CompactionReceipt,
+    CompactionTask,
+    KeylessRecords,
+    KeylessRecordsRefused,
+)
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.tier.sidecars import SidecarHead
 
-OVERDUE: Final = "overdue"
-"""Kind of the failure of a round that was open for too long. It is not tried again at once."""
-
-
-class LeadershipCheck(Protocol):
-    """Raises Fenced if another process leads. A call counts as progress, without which the lease is not renewed, unless
-    ``caller_only_waits`` is set.
-    """
-
-    def __call__(self, *, caller_only_waits: bool = False) -> object: ...
+Stats = dict[str, int | float | str]
+FactsT = TypeVar("FactsT")
 
 
 class RoundPostponedError(Exception):
@@ -44,104 +48,191 @@ class RoundPostponedError(Exception):
         self.until_ms = until_ms
 
 
-class RoundDriverServicesForWorker(Protocol):
-    """Driver of a round as its worker sees it."""
+class Undone(Exception):
+    """Raised if the open plan cannot be published, or must not be. Nothing of it stays."""
 
-    @property
-    def state(self) -> PartitionState:
-        """State in which the plan is the open intent."""
-
-    @property
-    def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
-        """Results of an earlier attempt at this plan."""
-
-    def scratch_object_key(self, object_name: str) -> str:
-        """The object is deleted after the run has ended."""
-
-    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
-        """The objects must exist. Raises Fenced."""
-
-    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None: ...
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
-class PlanWorker(Protocol):
-    """Executor of a plan that is recorded in the control log.
+class Quarantined(Exception):
+    """Raised if a partition cannot be cleaned until a person has looked at it. An open plan is undone.
 
-    It yields one outcome per task, in any order. The driver stops at the first failure.
-
-    Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a
-    failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open, to be resumed.
+    segment: object key or id of the damaged segment; may be empty.
     """
 
-    def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
-    ) -> Iterable[CompactionReceipt | CompactionFailure]: ...
+    def __init__(self, reason: str, segment: str = "", keyless: KeylessRecords | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.segment = segment
+        self.keyless = keyless
+
+    @staticmethod
+    def by_data(error: BadData | NotFound) -> Quarantined:
+        if isinstance(error, NotFound):
+            return Quarantined(f"missing object: {error.message}")
+        return Quarantined(error.message, error.segment, error.keyless if isinstance(error, KeylessRecordsRefused) else None)
+
+    @staticmethod
+    def by_failure(failure: CompactionFailure) -> Quarantined:
+        # The message of BadData already begins with its kind.
+        named = failure.message.startswith(failure.kind)
+        return Quarantined(failure.message if named else f"{failure.kind}: {failure.message}")
 
 
 @dataclass
-class RoundCosts:
-    """Costs that the receipts do not contain, in bytes.
+class Costs:
+    """Resources that a round, or one of its tasks, used; sizes are in bytes.
 
-    gate_keys: keys whose latest record the gate checked.
-    gate_coverage: share of all keys that the gate checked; 0.0 without a gate.
     bytes_copied: within the store.
+    rows: keys that tasks of Spark read; exchanged_bytes: passed between them through scratch objects and the shuffle.
+    gate_keys: keys whose latest record the gate checked; gate_coverage: their share of all keys, 0.0 without a gate.
+    sidecar_bytes: written.
     """
 
     bytes_fetched: int = 0
     bytes_copied: int = 0
     peak_disk_bytes: int = 0
     peak_map_bytes: int = 0
+    peak_memory_bytes: int = 0
     map_entries: int = 0
+    rows: int = 0
+    exchanged_bytes: int = 0
     gate_keys: int = 0
     gate_coverage: float = 0.0
-    sidecar_bytes_written: int = 0
-    filters: dict[str, int | float | str] = field(default_factory=dict)
-    """What Bloom filters did, for run history (``round.ports``)."""
+    cpu_seconds: float = 0.0
+    sidecar_bytes: int = 0
+
+    def add(self, other: Costs) -> None:
+        """For peaks and for ``gate_coverage``, keep the higher value."""
+        for name, value in other.__dict__.items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
+
+
+@dataclass
+class Run:
+    """One round over one partition: how far it came, and what it cost.
+
+    state: of the partition, when the round ended.
+    plan, stages: once it was announced.
+    receipts: of a published plan, also those of earlier attempts.
+    reason: why the round waits or why the partition is quarantined; ``segment``: the one concerned.
+    undone: why an open plan, of an earlier process or of this one, was undone; empty if none was.
+    until_ms: for status waiting, the earliest time at which the round can start.
+    expired: segments that retention removed before the round was planned.
+    superseded: ids of segments in which the dirty range superseded a record.
+    filters: what Bloom filters did, for run history.
+    keyless: records of the dirty range without a key.
+    bytes_dirty: size of the dirty segments that the round rewrites.
+    left_alone: segments that the round skipped, and why, as text (``control.summary``).
+    """
+
+    state: PartitionState
+    status: RoundStatus = RoundStatus.NOTHING_TO_DO
+    plan: CompactionPlan | None = None
+    stages: RoundStageTracker = field(default_factory=RoundStageTracker)
+    receipts: tuple[CompactionReceipt, ...] = ()
+    reason: str = ""
+    segment: str = ""
+    undone: str = ""
+    until_ms: int = 0
+    expired: tuple[RemoteLogSegmentMetadata, ...] = ()
+    costs: Costs = field(default_factory=Costs)
+    superseded: set[str] = field(default_factory=set)
+    filters: Stats = field(default_factory=dict)
     keyless: KeylessRecords = field(default_factory=KeylessRecords)
-    """Records of the dirty range without a key."""
     bytes_dirty: int = 0
-    """Size of the dirty segments that the round rewrites."""
     left_alone: str = ""
-    """Segments that the round skipped, and why, as text (``control.summary``)."""
 
 
-Stats = dict[str, int | float | str]
-RoundInputsT = TypeVar("RoundInputsT")
+class Session:
+    """A round, as its job and its runner see it. This one serves on executors, with the state that the driver has sent; the driver has its
+    own (``round.drive``).
+    """
+
+    def __init__(self, run: Run, scratch_prefix: str) -> None:
+        self.run = run
+        self._scratch_prefix = scratch_prefix
+
+    @property
+    def state(self) -> PartitionState:
+        """State in which the plan is the open intent."""
+        return self.run.state
+
+    @property
+    def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
+        """Of an earlier attempt at the plan."""
+        return ()
+
+    def scratch_object_key(self, name: str) -> str:
+        """The object is deleted after the run has ended."""
+        return f"{self._scratch_prefix}{name}"
+
+    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
+        """The objects must exist. Raises Fenced."""
+
+    def check(self, *, caller_only_waits: bool = False) -> None:
+        """Raise Fenced if another process leads. A call counts as progress, without which the lease is not renewed, unless
+        ``caller_only_waits`` is set.
+        """
 
 
-class RoundSteps(Protocol[RoundInputsT]):
-    def is_round_due(self, state: PartitionState) -> bool: ...
+class Job(Generic[FactsT]):
+    """Purpose of a round: compaction, or the publication of other bytes in place of live segments, for which the defaults are."""
 
-    def round_resumption_problem(self, intent: RoundIntent) -> str:
-        """For instance other settings, other versions, too old."""
+    def is_due(self, state: PartitionState) -> bool:
+        """Asked before leadership is acquired, too."""
+        return True
 
-    def retention_log_start(self, state: PartitionState) -> int | None:
-        """Return None if nothing expires. Raises StoreError."""
+    def resumption_problem(self, intent: RoundIntent) -> str:
+        """Return why an interrupted round of this job must be undone, for instance other settings or versions; empty: it is resumed."""
+        return "no process resumed it"
 
-    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
-        """Run pass 1, too. Provide None if no round is due. Runs under leadership.
+    def log_start(self, state: PartitionState) -> int | None:
+        """Return the log start by retention; None if nothing expires. Raises StoreError."""
+        return None
 
-        :param check: to be called between segments; it raises Fenced if leadership is lost.
+    def gather(self, session: Session) -> AbstractContextManager[FactsT | None]:
+        """Provide what a plan is made from, under leadership; None if there is nothing to do.
+
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
+        raise NotImplementedError
 
-    def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
-        """Return None if the inputs require no round. Pure: the same arguments give the same plan. Raises OutOfBudget if a group does not
-        fit the disk budget.
+    def plan(self, facts: FactsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
+        """Return None if nothing is to be done. Raises OutOfBudget if a group does not fit the disk budget, RoundPostponedError if the rate
+        limit on metadata records does not admit the plan now.
         """
+        raise NotImplementedError
 
-    def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now."""
-
-    def run_compaction_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: RoundInputsT | None
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: FactsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Yield outcomes in any order. ``inputs``: None if an earlier process made the plan."""
+        """Yield one outcome per task, in any order. The driver stops at the first failure.
 
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats: ...
+        Objects are created, never overwritten: an existing object with an equal digest means that the task is done, another digest is a
+        failure. Raises StoreError or OutOfBudget if a retry may help; the plan then stays open, to be resumed.
+
+        :param facts: None if an earlier process made the plan.
+        """
+        raise NotImplementedError
+
+    def stats(self, run: Run) -> Stats:
+        """For run history."""
+        return {"bytes_written": sum(receipt.bytes_written for receipt in run.receipts)}
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """An exception stops the round, which stays in that stage."""
+
+
+class Withdrawal(Job[object]):
+    """For a process that cannot do the work of an open round: the round is undone, or published if readers have begun to change over."""
+
+    @override
+    def stats(self, run: Run) -> Stats:
+        return {}
 
 
 RECENT = 5

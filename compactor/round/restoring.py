@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from checkpoint.offsets import first_dirty_offset_in
 from compactor.cleaner.source import count_negative_timestamps, open_source_segment
@@ -20,7 +21,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import round_restoration_problem
 from compactor.control.ports import EnvironmentPorts
-from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RoundStage
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent
 from compactor.errors import UsageError
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import rewrite_disk_bytes
@@ -32,7 +33,7 @@ from compactor.records.indexes import TXN_ENTRY, encode_indexes
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.mirroring import broker_log_start_offset
 from compactor.round.pass_two import RewrittenSegment, upload_segment, versions_fingerprint
-from compactor.round.ports import LeadershipCheck, RoundDriverServicesForWorker, Stats
+from compactor.round.ports import Job, Run, Session, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 
@@ -69,7 +70,9 @@ def problem_that_prevents_restoring(groups: Sequence[GroupToRestore]) -> str:
 
 
 @dataclass(frozen=True)
-class RoundUndoingEarlierRun:
+class Restoration(Job[PartitionState]):
+    """Job of a round that undoes an earlier run."""
+
     ports: EnvironmentPorts
     cleaner: CleanerSettings
     hash_key: bytes
@@ -77,18 +80,18 @@ class RoundUndoingEarlierRun:
     run_id: str
     now_ms: int
 
-    def is_round_due(self, state: PartitionState) -> bool:
-        return True
-
-    def round_resumption_problem(self, intent: RoundIntent) -> str:
+    @override
+    def resumption_problem(self, intent: RoundIntent) -> str:
         plan, own = intent.plan, versions_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
         return "" if plan.fingerprint == own else f"it was planned by {plan.fingerprint}, this process is {own}"
 
+    @override
     @contextmanager
-    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
+    def gather(self, session: Session) -> Iterator[PartitionState | None]:
         """Raises UsageError if the run cannot be undone."""
+        state = session.state
         problem = round_restoration_problem(state, self.run_id, state.last_compactor_epoch) or problem_that_prevents_restoring(
             groups_to_restore(state, self.run_id)
         )
@@ -96,8 +99,10 @@ class RoundUndoingEarlierRun:
             raise UsageError(f"run {self.run_id} of {state.topic_partition} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
 
-    def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        state, groups = inputs, groups_to_restore(inputs, self.run_id)
+    @override
+    def plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        """No limit on metadata records applies, because a person asked for the undo."""
+        state, groups = facts, groups_to_restore(facts, self.run_id)
         return CompactionPlan(
             run_id=new_id(),
             topic=state.topic,
@@ -125,14 +130,9 @@ class RoundUndoingEarlierRun:
             broker_log_start=Offset(broker_log_start_offset(self.ports, state.topic_partition)),
         )
 
-    def retention_log_start(self, state: PartitionState) -> int | None:
-        return None  # brokers expire what is theirs
-
-    def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """No limit applies, because a person asked for the undo."""
-
-    def run_compaction_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
+    @override
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.topic_partition
@@ -140,15 +140,14 @@ class RoundUndoingEarlierRun:
         reading = open_reader_of_segments(self.ports, self.cleaner, self.state_dir, name, sources, self._create_disk_budget(), "undo")
         try:
             for task in tasks:
-                session.raise_if_leadership_lost()
+                session.check()
                 yield self._restore_group(plan, task, groups[task.sources[0]], reading)
         finally:
             reading.staging.close()
 
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
-        return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
-
-    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None: ...
+    @override
+    def stats(self, run: Run) -> Stats:
+        return {**super().stats(run), "restores": self.run_id}
 
     def _replaced_group(self, state: PartitionState) -> GroupAwaitingDeletion:
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)

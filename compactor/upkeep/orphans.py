@@ -24,9 +24,9 @@ from compactor.control.publication import raise_log_start
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import PUBLISHING, RoundStatus, RunHistoryStatus, TopicPartition
-from compactor.round.drive import run_round_as_leader, settle_intent
+from compactor.round.drive import lead_round, settle_intent
 from compactor.round.mirroring import record_broker_segments
-from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
+from compactor.round.restoring import Restoration, groups_to_restore
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.broker_verify import list_partition_objects
 from compactor.upkeep.retire import require_deletion_configured
@@ -75,7 +75,7 @@ def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState
     """
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
-    work = RoundUndoingEarlierRun(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
+    job = Restoration(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
     _require_undoable(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
@@ -86,7 +86,7 @@ def undo_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState
         if damage:
             hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)
-        result = run_round_as_leader(leadership, work)
+        result = lead_round(leadership, job)
         write_snapshot_if_due(log)
     if result.status == RoundStatus.QUARANTINED:
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")

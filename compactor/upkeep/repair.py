@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from bloom.sidecar import Sidecar
 from checkpoint.files import format_leader_epoch_checkpoint
@@ -35,7 +36,7 @@ from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import write_snapshot_if_due
 from compactor.control.ordering import round_restoration_problem
 from compactor.control.publication import undo_round
-from compactor.control.state import PartitionState, RoundIntent, RoundStage
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
 from compactor.local.budget import DiskBudget, spool_folder
 from compactor.model.ids import RoundStatus, RunHistoryStatus, TopicPartition
@@ -45,13 +46,12 @@ from compactor.records.batches import memory_map_file, parse_batch_headers
 from compactor.records.encode import BalanceDigestKey, segment_digest_sum
 from compactor.records.indexes import encode_indexes
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
-from compactor.round.drive import run_round_as_leader
+from compactor.round.drive import lead_round
 from compactor.round.partial import is_key_directory_worthwhile
 from compactor.round.pass_two import describe_file
 from compactor.round.ports import (
-    LeadershipCheck,
-    RoundDriverServicesForWorker,
-    Stats,
+    Job,
+    Session,
     design_bloom_filter,
     expected_dirty_keys,
     filter_usage_of_runs,
@@ -614,7 +614,7 @@ def _replace_damaged_segments(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
     """New segment ids by damaged ones. Raises BadData if the round failed."""
-    result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged_segments)))
+    result = lead_round(leadership, Repair(tier, finder, tuple(damaged_segments)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.topic_partition), hint="Readers are not affected")
     if result.status != RoundStatus.CLEANED or result.plan is None:
@@ -624,8 +624,8 @@ def _replace_damaged_segments(
 
 
 @dataclass(frozen=True)
-class RepairRound:
-    """Round that replaces each damaged segment by a new one with the recorded bytes.
+class Repair(Job[PartitionState]):
+    """Job of a round that replaces each damaged segment by a new one with the recorded bytes.
 
     An interrupted repair round is undone: a later run knows neither the damaged segments nor the sources.
     """
@@ -634,36 +634,33 @@ class RepairRound:
     finder: _IntactFileFinder
     damaged: tuple[DamagedSegment, ...]
 
-    def is_round_due(self, state: PartitionState) -> bool:
-        return True
-
-    def round_resumption_problem(self, intent: RoundIntent) -> str:
+    @override
+    def resumption_problem(self, intent: RoundIntent) -> str:
         return "a repair makes a plan of its own"
 
-    def retention_log_start(self, state: PartitionState) -> int | None:
-        return None
-
+    @override
     @contextmanager
-    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
-        yield state if self._live_damaged_segments(state) else None
+    def gather(self, session: Session) -> Iterator[PartitionState | None]:
+        yield session.state if self._live_damaged_segments(session.state) else None
 
-    def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        targets = self._live_damaged_segments(inputs)
-        clean = first_dirty_offset_in(inputs.vector)
+    @override
+    def plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        targets = self._live_damaged_segments(facts)
+        clean = first_dirty_offset_in(facts.vector)
         return CompactionPlan(
             run_id=new_id(),
-            topic=inputs.topic,
-            partition=inputs.partition,
-            incarnation=inputs.incarnation,
+            topic=facts.topic,
+            partition=facts.partition,
+            incarnation=facts.incarnation,
             leader_epoch=leader_epoch,
             now_ms=TimestampMs(self.tier.ports.clock_ms()),
-            first_dirty_offset=Offset(inputs.first_dirty_offset),
+            first_dirty_offset=Offset(facts.first_dirty_offset),
             end_offset=Offset(targets[-1].end_offset + 1),
             next_dirty_offset=Offset(clean),
-            high_watermark=inputs.end_offset + 1,
+            high_watermark=facts.end_offset + 1,
             legacy_horizon_ms=0,
-            vector=inputs.vector,
-            policy=self.tier.cleaner_settings_for_topic(inputs.topic).cleaner_policy(),
+            vector=facts.vector,
+            policy=self.tier.cleaner_settings_for_topic(facts.topic).cleaner_policy(),
             map_engine=REPAIR,
             fingerprint=REPAIR,
             producers=(),
@@ -681,19 +678,13 @@ class RepairRound:
             ),
         )
 
-    def require_plan_admitted(self, plan: CompactionPlan) -> None: ...
-
-    def run_compaction_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, inputs: PartitionState | None
+    @override
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
-            session.raise_if_leadership_lost()
+            session.check()
             yield self._replace_segment(plan, task, session.state.live_segments_by_id()[task.sources[0]])
-
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
-        return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
-
-    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None: ...
 
     def _live_damaged_segments(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:
         wanted = {one.segment.id for one in self.damaged}

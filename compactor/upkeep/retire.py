@@ -35,7 +35,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.remote_log import ExistingAndMissingTopicIds
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix, settle_intent
-from compactor.round.ports import RoundSteps
+from compactor.round.ports import Job, Withdrawal
 from compactor.storage.keys import RESERVED
 from compactor.storage.port import ObjectStore, UnfinishedUpload
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStartOffset, SegmentLayout, SegmentRef
@@ -210,6 +210,7 @@ class GraceClock:
 
 
 STORES_OWN = GraceClock()
+WITHDRAWAL = Withdrawal()
 
 
 @dataclass(frozen=True)
@@ -278,12 +279,12 @@ def retire_partition(
     *,
     clock: GraceClock = STORES_OWN,
     dry_run: bool = False,
-    round_steps: RoundSteps[Any] | None = None,
+    job: Job[Any] = WITHDRAWAL,
 ) -> RetireReport:
     """Delete the replaced segments whose grace is over, and the objects that no record names.
 
     :param dry_run: write nothing and acquire no leadership.
-    :param round_steps: can finish an interrupted round; None if it may only be undone.
+    :param job: can finish an interrupted round; by default it is undone.
     :raises Leased: if another compactor leads; Fenced if one takes over.
     :raises UsageError: if the data belongs to another tier, or the settings forbid this process to delete segments.
     """
@@ -294,13 +295,13 @@ def retire_partition(
     if dry_run or found.has_nothing_to_delete:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
-        report = retire_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
+        report = retire_as_leader(leadership, retention, clock=clock, job=job)
         write_snapshot_if_due(log)
         return report
 
 
 def retire_as_leader(
-    leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
+    leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, job: Job[Any] = WITHDRAWAL
 ) -> RetireReport:
     """Raises Fenced if another compactor has become the leader."""
     ports, log = leadership.ports, leadership.log
@@ -310,7 +311,7 @@ def retire_as_leader(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
-        settle_intent(leadership, round_steps)
+        settle_intent(leadership, job)
         gone += _delete_segments_after_grace(leadership, retention, clock)
     for import_id in _stale_import_ids(ports, log, retention, clock):
         leadership.append_record(

@@ -22,10 +22,10 @@ from compactor.features.imports.staged_files import SegmentAddition, add_segment
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import run_round, settle_intent
 from compactor.round.plan import find_expired_segments
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import WITHDRAWAL, retire_partition
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import Broker, Row, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, describe, encode, upload, view
+from tests.simulation.symbolic import Broker, Row, Rows, SymbolicJob, SymbolicPlanner, SymbolicWorker, describe, encode, upload, view
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
@@ -60,13 +60,13 @@ class Actors:
         expired = find_expired_segments(state, cleaner, 0)
         return expired.log_start_offset if expired else None
 
-    def work(self, ports: EnvironmentPorts, *, fails: bool = False) -> SymbolicRound:
+    def work(self, ports: EnvironmentPorts, *, fails: bool = False) -> SymbolicJob:
         rng = self.world.rng
         worker = SymbolicWorker(
             ports, keeps_survivors=rng.random() < 0.3, fails=(lambda: rng.random() < 0.05) if fails else (lambda: False)
         )
         refuses = fails and rng.random() < 0.05
-        return SymbolicRound(
+        return SymbolicJob(
             ports,
             now_ms=ports.clock_ms(),
             planner=SymbolicPlanner(self.oracle.contents, skips=rng.random() < 0.8),
@@ -117,7 +117,7 @@ class Actors:
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
         elif dice < self.runs + self.retires:
-            retire_partition(ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None)
+            retire_partition(ports, log, LEASE, RETENTION, job=self.work(ports) if self.world.rng.random() < 0.6 else WITHDRAWAL)
         elif dice < 0.92:
             if log.refresh().published:
                 self.take_back(ports, log)

@@ -45,15 +45,15 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, Segme
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
-from compactor.round.ports import RoundDriverServicesForWorker
+from compactor.round.ports import Session
 from compactor.tier.plain import NativeLayout
-from compactor.upkeep.retire import retire_partition
+from compactor.upkeep.retire import WITHDRAWAL, retire_partition
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
 from tests.simulation import symbolic
 from tests.simulation.actors import LEASE
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.simulation.oracle import Oracle
-from tests.simulation.symbolic import KEYS, NAME, Row, Rows, SymbolicRound
+from tests.simulation.symbolic import KEYS, NAME, Row, Rows, SymbolicJob
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, RETENTION_MS, UNDO_WINDOW_MS, Crash, Process, SimStore, Stored, World
 from tests.support.kafka_publishing import KeptNowhere
 from tests.support.replicas import Copy, Record, Replica, Replicas
@@ -437,9 +437,7 @@ class Simulated:
                         if world.rng.random() < 0.7:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
-                            retire_partition(
-                                ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
-                            )
+                            retire_partition(ports, log, LEASE, KEPT, job=self.work(ports, world.rng) if world.rng.random() < 0.6 else WITHDRAWAL)
                     except StoreError:
                         log = open_partition_log(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
@@ -453,11 +451,11 @@ class Simulated:
 
         return run
 
-    def work(self, ports: EnvironmentPorts, rng: random.Random, *, fails: float = 0.03) -> SymbolicRound:
+    def work(self, ports: EnvironmentPorts, rng: random.Random, *, fails: float = 0.03) -> SymbolicJob:
         cleaner = CleanerSettings(
             min_cleanable_dirty_ratio=0.0, delete_retention_ms=RETENTION_MS, segment_bytes=rng.choice((60, 200, 600)), bloom=False
         )
-        return SymbolicRound(ports, ports.clock_ms(), planner(cleaner), PlanWorker(ports, lambda: rng.random() < fails))
+        return SymbolicJob(ports, ports.clock_ms(), planner(cleaner), Worker(ports, lambda: rng.random() < fails))
 
     def settle(self) -> None:
         """The end: brokers have come to their ends, one compactor is left, nothing goes wrong any more."""
@@ -487,7 +485,7 @@ class Simulated:
             if done.status == "quarantined" and "the segments that brokers read are not a complete log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
-            retire_partition(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
+            retire_partition(ports, log, LEASE, KEPT, job=self.work(ports, random.Random(1), fails=0))
             if done.status == "nothing_to_do" and not log.state.waiting and not self.left():
                 break
         self.check_end(log)
@@ -529,7 +527,7 @@ def rows_of(rows: Rows, segment: RemoteLogSegmentMetadata) -> Rows:
     return tuple(row for row in rows if row[0] <= segment.end_offset)
 
 
-class PlanWorker:
+class Worker:
     """Two passes over symbols; each new segment is told to the publisher before its object is created."""
 
     def __init__(self, ports: EnvironmentPorts, fails: Callable[[], bool]) -> None:
@@ -537,7 +535,7 @@ class PlanWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         name, by_id = session.state.topic_partition, session.state.live_segments_by_id()
         latest: dict[str, int] = {}

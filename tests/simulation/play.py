@@ -22,12 +22,13 @@ from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import RoundResult, run_round
+from compactor.round.drive import run_round
+from compactor.round.ports import Run
 from compactor.upkeep.retire import RetireReport, retire_partition
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.oracle import Oracle
 from tests.simulation.schedule import watched
-from tests.simulation.symbolic import NAME, Rows, SymbolicPlanner, SymbolicRound, SymbolicWorker, broker_log, describe, encode, upload
+from tests.simulation.symbolic import NAME, Rows, SymbolicJob, SymbolicPlanner, SymbolicWorker, broker_log, describe, encode, upload
 from tests.simulation.world import NO_FAULTS, Crash, Process, World
 
 
@@ -54,14 +55,14 @@ class Actor:
     ports: EnvironmentPorts
     log: PartitionLog
 
-    def run(self, **changes: Any) -> RoundResult:
+    def run(self, **changes: Any) -> Run:
         return run_round(self.ports, self.log, LEASE, self.work(**changes))
 
-    def work(self, **changes: Any) -> SymbolicRound:
+    def work(self, **changes: Any) -> SymbolicJob:
         expires = changes.pop("expires", lambda state: None)
         worker = SymbolicWorker(self.ports, **changes)
         planner = SymbolicPlanner(self.play.oracle.contents)
-        return SymbolicRound(self.ports, self.ports.clock_ms(), planner, worker, expires=expires)
+        return SymbolicJob(self.ports, self.ports.clock_ms(), planner, worker, expires=expires)
 
     def retire(self, **changes: Any) -> RetireReport:
         return retire_partition(self.ports, self.log, LEASE, RETENTION, **changes)

@@ -152,7 +152,7 @@ def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
         world.wait(2000)
     for _ in range(40):  # whatever beats is heard meanwhile
         world.wait(ORPHAN_AGE_MS / 20)
-    retire_partition(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
+    retire_partition(ports, log, LEASE, RETENTION, job=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
 

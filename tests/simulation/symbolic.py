@@ -11,17 +11,20 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
+
+from typing_extensions import override
 
 from checkpoint import lineage
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import ScratchObject
-from compactor.control.state import PartitionState, RoundIntent, RoundStage
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CleanerPolicy, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.ports import PlanWorker, RoundDriverServicesForWorker
+from compactor.round.ports import Job, Session
 from tests.simulation.world import RETENTION_MS
 from tests.support.keys import object_key
 
@@ -188,15 +191,18 @@ class SymbolicPlanner:
         )
 
 
-class SymbolicRound:
-    """RoundSteps over symbols: the facts are the state, the planner and the worker those that are given."""
+Worker = Callable[[CompactionPlan, Sequence[CompactionTask], Any], Iterable[CompactionReceipt | CompactionFailure]]
+
+
+class SymbolicJob(Job[PartitionState]):
+    """Job over symbols: the facts are the state, the planner and the worker those that are given."""
 
     def __init__(
         self,
         ports: EnvironmentPorts,
         now_ms: int,
         planner: Planner,
-        worker: PlanWorker,
+        worker: Worker,
         resumable: Callable[[CompactionPlan], str] = lambda plan: "",
         expires: Callable[[PartitionState], int | None] = lambda state: None,
     ) -> None:
@@ -205,36 +211,36 @@ class SymbolicRound:
         self._planner = planner
         self._worker = worker
         self._resumable = resumable
-        self.retention_log_start = expires
+        self._expires = expires
 
-    def is_round_due(self, state: PartitionState) -> bool:
-        if self.retention_log_start(state) is not None:
+    @override
+    def log_start(self, state: PartitionState) -> int | None:
+        return self._expires(state)
+
+    @override
+    def is_due(self, state: PartitionState) -> bool:
+        if self._expires(state) is not None:
             return True
         return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
-    def round_resumption_problem(self, intent: RoundIntent) -> str:
+    @override
+    def resumption_problem(self, intent: RoundIntent) -> str:
         return self._resumable(intent.plan)
 
-    def require_plan_admitted(self, plan: CompactionPlan) -> None:
-        """There is no budget of records."""
-
+    @override
     @contextmanager
-    def gather_round_inputs(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
-        yield state
+    def gather(self, session: Session) -> Iterator[PartitionState]:
+        yield session.state
 
-    def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
+    @override
+    def plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:
         return self._planner(facts, self._now_ms, leader_epoch, new_id)
 
-    def run_compaction_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker, facts: PartitionState | None
+    @override
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: PartitionState | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
-
-    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
-        return {}
-
-    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        return None
 
 
 class SymbolicWorker:
@@ -246,7 +252,7 @@ class SymbolicWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         by_id = session.state.live_segments_by_id()
         latest = self._pass_one(plan, session, by_id)
@@ -272,9 +278,7 @@ class SymbolicWorker:
                 bytes_written=len(data),
             )
 
-    def _pass_one(
-        self, plan: CompactionPlan, session: RoundDriverServicesForWorker, by_id: Mapping[str, RemoteLogSegmentMetadata]
-    ) -> dict[str, int]:
+    def _pass_one(self, plan: CompactionPlan, session: Session, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
         for item in session.earlier_scan_results:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))

@@ -30,7 +30,7 @@ def end_well(play: Play) -> None:
     while last.run().status != "nothing_to_do":
         play.pass_time(2000)
     play.pass_time(ORPHAN_AGE_MS * 2)
-    last.retire(round_steps=last.work())
+    last.retire(job=last.work())
     play.oracle.check_end()
 
 

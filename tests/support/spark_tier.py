@@ -16,15 +16,14 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import CleanerSettings, Settings, load_settings
 from compactor.control.state import PartitionState
 from compactor.features.imports.import_ import import_directory
-from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost, TaskOutcome, TaskWork, run_task
-from compactor.features.spark.worker import SparkRoundWorker
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskOutcome, TaskWork, run_task
+from compactor.features.spark.worker import SparkRunner
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, KeylessPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundReport
-from compactor.round.drive import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.round.ports import RoundCosts
+from compactor.round.ports import Costs
 from tests.support.tier_cli import MADE, typed
 
 if TYPE_CHECKING:
@@ -112,9 +111,9 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open_partition_log(NAME))
-        engine = RemoteEngine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
-        there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(
+        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).run(self.local.open_partition_log(NAME))
+        runner = spark_runner(cluster, self.remote, Costs())
+        there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, runner=runner).run(
             self.remote.open_partition_log(NAME)
         )
         return here, there
@@ -139,8 +138,8 @@ def state_of(tier: Tier) -> PartitionState:
     return tier.open_partition_log(NAME).refresh()
 
 
-def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkRoundWorker:
-    return SparkRoundWorker(lambda: cast(SparkCluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
+def spark_runner(cluster: Any, tier: Tier, cost: Costs) -> SparkRunner:
+    return SparkRunner(lambda: cast(SparkCluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), cost)
 
 
 def from_offset(

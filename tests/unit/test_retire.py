@@ -164,7 +164,7 @@ def test_retire_with_work_resumes_it(play: Play) -> None:
         play.process("a").run()
     play.pass_time(TTL_MS * 2)
     actor = play.process("b")
-    actor.retire(round_steps=actor.work())
+    actor.retire(job=actor.work())
     assert [run.status for run in play.oracle.state.runs] == ["resumed"]
 
 

@@ -22,10 +22,10 @@ from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.ids import RunHistoryStatus
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.round.drive import run_round
-from compactor.round.ports import RoundDriverServicesForWorker
+from compactor.round.ports import Session
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
-from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicRound, SymbolicWorker
+from tests.simulation.symbolic import NAME, SymbolicJob, SymbolicPlanner, SymbolicWorker
 from tests.simulation.world import TTL_MS, UNDO_WINDOW_MS, Crash
 from tests.support.keys import object_key
 from tests.support.lineages import record_lineage
@@ -67,7 +67,7 @@ class TestTheTable:
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
-        work = SymbolicRound(
+        work = SymbolicJob(
             b.ports, 0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports), resumable=lambda plan: "other settings"
         )
         assert run_round(b.ports, b.log, LEASE, work).status == "cleaned"
@@ -99,7 +99,7 @@ class TestTheTable:
         )
         play.pass_time(TTL_MS * 2)
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)
-        run_round(b.ports, b.log, LEASE, SymbolicRound(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
+        run_round(b.ports, b.log, LEASE, SymbolicJob(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
         slots = range(shared.slot + 1, b.log.state.slot + 1)
         theirs = [decode_checksummed_json(PartitionRecord, b.log.store.get(b.log.control_record_object_key(slot)), "") for slot in slots]
         assert theirs[0].body.type == "leadership_acquired"
@@ -183,7 +183,7 @@ def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:
 
 def test_nothing_to_do_writes_nothing(play: Play) -> None:
     actor = play.process("a")
-    work = SymbolicRound(actor.ports, 0, lambda *_: None, SymbolicWorker(actor.ports))
+    work = SymbolicJob(actor.ports, 0, lambda *_: None, SymbolicWorker(actor.ports))
     play.requests.clear()
     assert run_round(actor.ports, actor.log, LEASE, work).status == "nothing_to_do"
     assert not [what for what in play.requests if not what.startswith("get")]
@@ -207,7 +207,7 @@ class TestResume:
                 assert plan.now_ms == before.now_ms
                 return super().__call__(plan, tasks, session)
 
-        work = SymbolicRound(actor.ports, 10**12, SymbolicPlanner(play.oracle.contents), Watching(actor.ports))
+        work = SymbolicJob(actor.ports, 10**12, SymbolicPlanner(play.oracle.contents), Watching(actor.ports))
         result = run_round(actor.ports, actor.log, LEASE, work)
         assert result.status == "resumed"
         assert intent.receipts[0] in result.receipts
@@ -228,7 +228,7 @@ class TestResume:
     def test_other_settings_undo_it_first_and_then_plan_anew(self, play: Play) -> None:
         crashed_at(play, OBJECT, skip=1)
         actor = play.process("b")
-        work = SymbolicRound(
+        work = SymbolicJob(
             actor.ports, 0, SymbolicPlanner(play.oracle.contents), SymbolicWorker(actor.ports), resumable=lambda plan: "other settings"
         )
         result = run_round(actor.ports, actor.log, LEASE, work)
@@ -289,7 +289,7 @@ class TestFailures:
         def planner(state: PartitionState, now_ms: int, leader_epoch: int, new_id: object) -> None:
             raise BadData("made up", segment="t-0/x.log")
 
-        result = run_round(actor.ports, actor.log, LEASE, SymbolicRound(actor.ports, 0, planner, SymbolicWorker(actor.ports)))
+        result = run_round(actor.ports, actor.log, LEASE, SymbolicJob(actor.ports, 0, planner, SymbolicWorker(actor.ports)))
         assert (result.status, result.segment) == ("quarantined", "t-0/x.log")
         assert [run.status for run in result.state.runs] == ["quarantined"]
 
@@ -329,7 +329,7 @@ class TestFailures:
         """It would fail again each time it is resumed, and hold up `retire` with it."""
 
         def buggy(
-            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session
         ) -> Iterator[CompactionReceipt | CompactionFailure]:
             yield from islice(SymbolicWorker(actor.ports)(plan, tasks, session), 1)
             raise OverflowError("too large")
@@ -337,7 +337,7 @@ class TestFailures:
         actor = play.process("a")
         objects = set(play.world.data.objects)
         with pytest.raises(OverflowError):
-            run_round(actor.ports, actor.log, LEASE, SymbolicRound(actor.ports, 0, SymbolicPlanner(play.oracle.contents), buggy))
+            run_round(actor.ports, actor.log, LEASE, SymbolicJob(actor.ports, 0, SymbolicPlanner(play.oracle.contents), buggy))
         state = play.oracle.state
         assert state.intent is None
         assert state.leader is not None
@@ -347,7 +347,7 @@ class TestFailures:
 
     def test_a_worker_that_forgets_a_task_is_no_success(self, play: Play) -> None:
         actor = play.process("a")
-        work = SymbolicRound(actor.ports, 0, SymbolicPlanner(play.oracle.contents), lambda plan, tasks, session: ())
+        work = SymbolicJob(actor.ports, 0, SymbolicPlanner(play.oracle.contents), lambda plan, tasks, session: ())
         assert run_round(actor.ports, actor.log, LEASE, work).reason == "worker: the worker left this task undone"
 
     def test_publishing_what_has_no_receipt_is_refused(self, play: Play) -> None:

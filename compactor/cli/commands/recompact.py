@@ -25,7 +25,7 @@ from compactor.features.spark.session import StartedCluster, require_supported_p
 from compactor.model.ids import RoundStatus
 
 if TYPE_CHECKING:
-    from compactor.features.spark.jobs import TaskCost
+    from compactor.round.ports import Costs
 
 
 def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -38,9 +38,10 @@ def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
             find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
         )
     require_supported_pyspark()
-    from compactor.features.spark.jobs import JobListener, TaskCost
+    from compactor.features.spark.jobs import JobListener
+    from compactor.round.ports import Costs
 
-    cost = TaskCost()
+    cost = Costs()
     with ExitStack() as stack:
         with out.show_progress("starting Spark"):
             started = stack.enter_context(start_cluster(tier.settings, "tiered-compactor recompact"))
@@ -119,7 +120,7 @@ def _report_recompacted_partition(
             out.print_note(f"{progress_text}: {finished.partition} is skipped: {finished.skip_reason}")
 
 
-def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:
+def _spark_job_document(started: StartedCluster, cost: Costs) -> dict[str, object]:
     return {
         "master": started.master,
         "slots": started.cluster.task_slots,
@@ -131,6 +132,6 @@ def _spark_job_document(started: StartedCluster, cost: TaskCost) -> dict[str, ob
     }
 
 
-def _spark_summary(started: StartedCluster, cost: TaskCost) -> str:
+def _spark_summary(started: StartedCluster, cost: Costs) -> str:
     text = f"Spark on {started.master}: started in {started.seconds:.1f} s"
     return text + (f"; {cost.rows:,} keys exchanged, {cost.exchanged_bytes / cost.rows:.1f} bytes each" if cost.rows else "")

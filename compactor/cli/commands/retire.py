@@ -105,7 +105,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
                 log = tier.open_partition_log(name, caller_runs_round=True)
-                report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
+                report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, job=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.record_failure(str(name), error)
                 continue

@@ -96,9 +96,9 @@ def _run_rounds(
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
     spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
-    if tier.engines is not None:
+    if tier.runners is not None:
         for name in partitions:
-            tier.engines(tier, name)  # a machine without Java lacks it for every partition
+            tier.runners(tier, name)  # a machine without Java lacks it for every partition
     rows = {}
     compile_numba_kernels(out, load_into_process=args.profile)
     total, done = sum(expected_bytes.values()), 0

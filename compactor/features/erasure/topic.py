@@ -252,7 +252,7 @@ def _run_erasing_round(tier: Tier, survey: PartitionKeySearchResult, now_ms: int
         tier.open_partition_log(name, caller_runs_round=True),
         tier.change_notifier.latest_hint(name),
     )
-    report = create_round(tier, name, now_ms, assess_with=create_including_assessor(survey.movable)).execute_round(log)
+    report = create_round(tier, name, now_ms, assess_with=create_including_assessor(survey.movable)).run(log)
     tier.change_notifier.cache_state(log, hint)
     if report.status in PUBLISHING:
         tier.change_notifier.announce_changed_control_logs([log])
@@ -274,9 +274,7 @@ def _retire_replaced_segments(
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(
-        tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
-    )
+    report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, job=create_round(tier, survey.partition, now_ms))
     tier.change_notifier.record_lengths([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""

@@ -24,7 +24,6 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable, bug_reason
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
-from compactor.round.drive import RemoteEngine
 from compactor.round.plan import assess_round, spark_reason
 
 if TYPE_CHECKING:
@@ -169,15 +168,15 @@ def _serve_requests(settings: Settings, pipe: Connection) -> None:
 
 
 def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> RoundReport | CompactorError:
-    from compactor.features.spark.worker import SparkRoundWorker
+    from compactor.features.spark.worker import SparkRunner
 
     try:
         tier = open_tier(request.settings)
         if tier.kind.is_broker_managed:
             tier.identity.read_or_create_catalog()
         cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
-        engine = RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: cluster, tier, cleaner, stats))
-        return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
+        runner = SparkRunner(lambda: cluster, tier, cleaner)
+        return create_round(tier, request.partition, request.now_ms, force=request.force, runner=runner).run(
             tier.open_partition_log(request.partition, caller_runs_round=True)
         )
     except CompactorError as error:

@@ -38,7 +38,7 @@ from compactor.local.staging import DiskBudget, StagingFolder
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker, versions_fingerprint
-from compactor.round.ports import BloomFilterUsageStatistics, LeadershipCheck, RoundCosts, design_bloom_filter
+from compactor.round.ports import BloomFilterUsageStatistics, Costs, design_bloom_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import ControlLogPublisher
@@ -103,31 +103,6 @@ class RoundTaskSettings:
         return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
 
 
-@dataclass
-class TaskCost:
-    """Resources that tasks used. gate_keys, gate_coverage: number and share of checked keys. exchanged_bytes: passed between tasks through
-    scratch objects and the shuffle.
-    """
-
-    bytes_fetched: int = 0
-    peak_disk_bytes: int = 0
-    peak_map_bytes: int = 0
-    peak_memory_bytes: int = 0
-    map_entries: int = 0
-    rows: int = 0
-    exchanged_bytes: int = 0
-    gate_keys: int = 0
-    gate_coverage: float = 0.0
-    cpu_seconds: float = 0.0
-    sidecar_bytes: int = 0
-
-    def add_cost(self, other: TaskCost) -> None:
-        """For peaks and for ``gate_coverage``, keep the higher value."""
-        for name, value in other.__dict__.items():
-            mine = getattr(self, name)
-            setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
-
-
 @cache
 def load_tasks() -> None:
     """Once per process and its forks."""
@@ -153,7 +128,7 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
 
 @contextmanager
-def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
+def open_task_staging(shared: RoundTaskSettings, cost: Costs) -> Iterator[StagingFolder]:
     """A folder limited to the task's budget. Fetched bytes and peaks are added to ``cost``."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
@@ -169,7 +144,7 @@ def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[Sta
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def record_peak_memory(cost: TaskCost) -> None:
+def record_peak_memory(cost: Costs) -> None:
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
@@ -182,7 +157,6 @@ def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
 def create_local_worker(
     shared: RoundTaskSettings,
     staging: StagingFolder,
-    stats: RoundCosts | None = None,
     sent_files: Mapping[tuple[str, str], bytes] | None = None,
 ) -> LocalWorker:
     """Budgets are one task's. ``sent_files``: by segment id and file kind, content that need not be fetched."""
@@ -195,13 +169,11 @@ def create_local_worker(
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,
-        threads=1,
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=shared.gate,
         sidecars=open_sidecars(shared),
         filter_for=partial(design_bloom_filter, cleaner, filters.record, filters.probes) if filters else _design_no_bloom_filter,
         splices=cleaner.splice,
-        stats=stats or RoundCosts(),
         known=sent_files or {},
     )
 
@@ -211,7 +183,7 @@ def _design_no_bloom_filter(record_count: int, segment_bytes: int) -> None:
 
 
 IndexAndItem = tuple[int, Any]
-TaskWork = Callable[[int, Any, TaskCost], Any]
+TaskWork = Callable[[int, Any, Costs], Any]
 """Function that a task calls for each item: (item index, item, cost to add to) -> result. It is pickled."""
 
 SHUFFLE_PARTS_PER_SLOT: Final = 3
@@ -240,22 +212,22 @@ class TaskOutcome:
     index: int
     value: Any
     error: CompactorError | None
-    cost: TaskCost
+    cost: Costs
 
 
 class VersionMismatch(CompactorError):
     """Error of an executor whose code or codec libraries could write other bytes than the plan's (I7)."""
 
 
-def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
+def run_task(index: int, work: Callable[[Costs], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
     """Every exception becomes an error with a one-line message; another version than that of ``plan`` a VersionMismatch."""
-    cost, begin = TaskCost(), time.process_time()
+    cost, begin = Costs(), time.process_time()
     outcome = _catch_errors(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
     return outcome
 
 
-def _catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
+def _catch_errors(index: int, work: Callable[[Costs], Any], plan: CompactionPlan | None, cost: Costs) -> TaskOutcome:
     try:
         _require_plan_version(plan)
         return TaskOutcome(index, work(cost), None, cost)
@@ -505,9 +477,9 @@ class RoundJobRunner:
     cluster: SparkCluster
     control: ObjectStore
     shared: RoundTaskSettings
-    cost: TaskCost
+    cost: Costs
     job_listener: JobListener
-    check: LeadershipCheck
+    check: Callable[..., object]
 
     def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
         """Yield (item index, result) of ``work(shared, item, cost)`` as tasks finish. Raises the first error."""
@@ -529,7 +501,7 @@ class RoundJobRunner:
             what, rdd, work, item_count, plan=self.shared.plan, raise_if_leadership_lost=waits, job_listener=self.job_listener
         ):
             self.check()
-            self.cost.add_cost(outcome.cost)
+            self.cost.add(outcome.cost)
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, outcome.value
@@ -540,5 +512,5 @@ class TaskWithSettings:
     work: Callable[..., Any]
     shared: RoundTaskSettings
 
-    def __call__(self, index: int, item: Any, cost: TaskCost) -> Any:
+    def __call__(self, index: int, item: Any, cost: Costs) -> Any:
         return self.work(self.shared, item, cost)

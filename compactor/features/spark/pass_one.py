@@ -77,19 +77,13 @@ from compactor.features.spark.exchange import (
     write_gate_object,
     write_sorted_rows,
 )
-from compactor.features.spark.jobs import (
-    RoundTaskSettings,
-    TaskCost,
-    open_sidecars,
-    open_task_staging,
-    open_task_tier,
-    record_peak_memory,
-)
+from compactor.features.spark.jobs import RoundTaskSettings, open_sidecars, open_task_staging, open_task_tier, record_peak_memory
 from compactor.kernels.common import Flags
 from compactor.model.plan import KeylessRecords
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL
 from compactor.records.rows import parse_records
+from compactor.round.ports import Costs
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectStore
 
@@ -226,7 +220,7 @@ class GateInputOfAllHashRanges:
     bounds: SegmentFirstOffsetsAndEnd
 
 
-def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
+def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: Costs) -> bytes:
     """Encoded sums over the records that must remain, followed by the number of keys (8 bytes)."""
     store = open_task_tier(shared).ports.control
     sums, keys = compute_expected_sums(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
@@ -237,7 +231,7 @@ def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: G
 
 
 def write_expected_record_sums(
-    shared: RoundTaskSettings, gate_input: GateInputOfAllHashRanges, encoded_sums: Iterable[bytes], cost: TaskCost
+    shared: RoundTaskSettings, gate_input: GateInputOfAllHashRanges, encoded_sums: Iterable[bytes], cost: Costs
 ) -> ScratchObject:
     sums, keys = allocate_zero_fingerprint_sums(len(gate_input.bounds) - 1), 0
     for answer in encoded_sums:
@@ -365,7 +359,7 @@ class SparseTransactionVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def read_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: TaskCost) -> PassOneResultOfSegmentBundle:
+def read_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToReadInPassOne, ...], cost: Costs) -> PassOneResultOfSegmentBundle:
     """Read headers (newest segment first) and, where wanted, write key rows to one scratch object.
 
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails, disk is short.
@@ -535,7 +529,7 @@ class BloomFilterQuery:
     bundles: tuple[StoredKeyRows, ...]
 
 
-def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> ReadReasonsAndFetchedBytes:
+def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: Costs) -> ReadReasonsAndFetchedBytes:
     """By segment id, why the segment must be read (absent if its filter matches no dirty key), and the fetched bytes. Raises StoreError."""
     sidecars = open_sidecars(shared)
     if sidecars is None:
@@ -583,7 +577,7 @@ class SurvivorBundle:
 
 
 def find_survivors(
-    shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
+    shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: Costs
 ) -> Iterator[BundleIndexAndRowNumbers]:
     """A bundle may appear several times or never."""
     store = open_task_tier(shared).ports.control
@@ -594,7 +588,7 @@ def find_survivors(
 
 
 def _find_range_survivors(
-    shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
+    shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: Costs
 ) -> Iterator[BundleIndexAndRowNumbers]:
     """If the keys exceed the budget, the range is split and read again; survivors may then be yielded twice."""
     clean = [place for place in sorted(range_input.wanted_bundles) if range_input.bundles[place].clean_rows]
@@ -650,9 +644,7 @@ class WrittenSurvivors:
     superseded: tuple[str, ...] = ()
 
 
-def write_survivors(
-    shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: TaskCost
-) -> WrittenSurvivors:
+def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, encoded_row_numbers: Iterable[bytes], cost: Costs) -> WrittenSurvivors:
     """Write one scratch object, with all that pass 2 needs."""
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}

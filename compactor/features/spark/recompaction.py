@@ -35,17 +35,17 @@ from compactor.model.ids import CHANGING, RoundStatus, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs import OutputReport
 from compactor.records.producers import reason_to_read_markers
-from compactor.round.drive import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.round.ports import RoundCosts, estimate_distinct_keys, estimate_record_count
+from compactor.round.ports import estimate_distinct_keys, estimate_record_count
 from compactor.tier.sidecars import SidecarHead
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
-    from compactor.features.spark.shared_jobs import SharedJobRunner
-    from compactor.round.compaction import RoundReport
+    from compactor.features.spark.jobs import JobListener, SparkCluster
+    from compactor.features.spark.shared_jobs import SharedJobs
+    from compactor.round.compaction import RoundReport, Runner
+    from compactor.round.ports import Costs
 
 
 # ---- benefit of a round, estimated from metadata and the headers of sidecars -------------------------------------------------
@@ -141,7 +141,7 @@ def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadat
 # ---- engine for ``map_engine = "spark"`` --------------------------------------------------------------------------------------
 
 
-class SparkEngineFactory:
+class SparkRunners:
     """Engines share one Spark application, from the first round to the process's end."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class SparkEngineFactory:
         self._cluster: SparkCluster | None = None
         self._stack = ExitStack()
 
-    def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
+    def __call__(self, tier: Tier, partition: TopicPartition) -> Runner | None:
         """Return None if the settings do not ask for Spark. Raises UsageError if Java or PySpark is missing or not supported."""
         cleaner = tier.cleaner_settings_for_topic(partition.topic)
         if cleaner.map_engine != "spark":
@@ -160,9 +160,9 @@ class SparkEngineFactory:
                 require_supported_pyspark()
                 require_supported_java()
                 self._checked = True
-        from compactor.features.spark.worker import SparkRoundWorker
+        from compactor.features.spark.worker import SparkRunner
 
-        return RemoteEngine("spark", lambda stats: SparkRoundWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
+        return SparkRunner(lambda: self.get_or_start_cluster(tier), tier, cleaner)
 
     def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
         from compactor.features.spark.session import start_cluster
@@ -309,7 +309,7 @@ def recompact_partitions(
     cluster: SparkCluster,
     partitions: Sequence[TopicPartition],
     now_ms: int,
-    cost: TaskCost,
+    cost: Costs,
     listener: RecompactionListener,
     min_benefit_bytes: int = 0,
 ) -> list[RecompactionResult]:
@@ -317,7 +317,7 @@ def recompact_partitions(
 
     :param min_benefit_bytes: least expected saving; 0 accepts every partition.
     """
-    from compactor.features.spark.shared_jobs import SharedJobRunner
+    from compactor.features.spark.shared_jobs import SharedJobs
 
     recompaction = _SharedRecompactionState(tier, cluster, now_ms, cost, listener)
     unfinished = recompaction.record_skipped(find_recompaction_candidates(tier, partitions, now_ms, min_benefit_bytes))
@@ -325,7 +325,7 @@ def recompact_partitions(
     large = [candidate for candidate in unfinished if recompaction.should_spread(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
     with ExitStack() as stack:
-        flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
+        flow = stack.enter_context(SharedJobs(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
         pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
@@ -346,7 +346,7 @@ def recompact_partitions(
 
 
 def update_iceberg_tables(
-    tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
+    tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: Costs
 ) -> dict[TopicPartition, TableResult]:
     """Executors write the data files. Return the report or error of each partition that has a table. Raises UsageError if a package is
     missing or the settings of an output are not valid.
@@ -377,8 +377,9 @@ def update_iceberg_tables(
 
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_bytes: int, now_ms: int | None) -> DataFrame:
     """Implementation of ``compactor.spark.recompact``."""
-    from compactor.features.spark.jobs import JobListener, TaskCost
+    from compactor.features.spark.jobs import JobListener
     from compactor.features.spark.session import start_cluster
+    from compactor.round.ports import Costs
 
     settings = load_settings(config)
     tier = open_tier(settings)
@@ -390,8 +391,8 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_
     now = tier.ports.clock_ms() if now_ms is None else now_ms
     with start_cluster(settings) as started:
         listener = RecompactionListener(JobListener(), lambda _: None)
-        results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit_bytes)
-        tables = update_iceberg_tables(tier, started.cluster, names, TaskCost())
+        results = recompact_partitions(tier, started.cluster, names, now, Costs(), listener, min_benefit_bytes)
+        tables = update_iceberg_tables(tier, started.cluster, names, Costs())
     rows = [recompaction_result_row(result, tables.get(result.partition)) for result in results]
     schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
@@ -400,7 +401,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit_
 class _SharedRecompactionState:
     """State that worker threads share. Thread-safe."""
 
-    def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
+    def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: Costs, listener: RecompactionListener) -> None:
         self._tier = tier
         self._cluster = cluster
         self._now_ms = now_ms
@@ -448,22 +449,21 @@ class _SharedRecompactionState:
         )
 
     def clean_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
-        from compactor.features.spark.worker import SparkRoundWorker
-        from compactor.round.drive import RemoteEngine
+        from compactor.features.spark.worker import SparkRunner
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
 
-        def create_remote_worker(stats: RoundCosts) -> SparkRoundWorker:
-            return SparkRoundWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
+        return self._run_full_round(
+            candidate, SparkRunner(lambda: self._cluster, self._tier, cleaner, self._cost, self._listener.job_listener)
+        )
 
-        return self._run_full_round(candidate, RemoteEngine("spark", create_remote_worker))
-
-    def clean_in_shared_job(self, shared_jobs: SharedJobRunner, candidate: RecompactionCandidate) -> RoundReport:
-        from compactor.round.drive import RemoteEngine
+    def clean_in_shared_job(self, shared_jobs: SharedJobs, candidate: RecompactionCandidate) -> RoundReport:
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_full_round(candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_shared_job_worker(cleaner, stats)))
+        from compactor.features.spark.shared_jobs import SharedRunner
+
+        return self._run_full_round(candidate, SharedRunner(shared_jobs, cleaner, engine))
 
     def publish_changed_partitions(self, min_changes: int = 1) -> None:
         with self._lock:
@@ -472,7 +472,7 @@ class _SharedRecompactionState:
             changed, self._changed = self._changed, []
             self._tier.change_notifier.announce_changed_control_logs(changed)
 
-    def _run_full_round(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
+    def _run_full_round(self, candidate: RecompactionCandidate, runner: Runner) -> RoundReport:
         """A crashed round over another range is resumed first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
@@ -483,8 +483,8 @@ class _SharedRecompactionState:
         while True:
             log = log or self._tier.open_partition_log(candidate.partition, caller_runs_round=True)
             report = create_round(
-                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_full_round, disk=disk
-            ).execute_round(log)
+                self._tier, candidate.partition, self._now_ms, runner=runner, assess_with=assess_full_round, disk=disk
+            ).run(log)
             if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -56,14 +56,7 @@ from compactor.features.spark.exchange import (
     read_scratch_arrays,
     read_tail,
 )
-from compactor.features.spark.jobs import (
-    RoundJobRunner,
-    RoundTaskSettings,
-    TaskCost,
-    create_local_worker,
-    open_task_staging,
-    open_task_tier,
-)
+from compactor.features.spark.jobs import RoundJobRunner, RoundTaskSettings, create_local_worker, open_task_staging, open_task_tier
 from compactor.features.spark.pass_one import (
     GATE_PREFIX,
     KEYS_PREFIX,
@@ -80,9 +73,9 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.rows import parse_records
-from compactor.round.drive import SCOUTED, DraftPlanAtTimeFunction, scratch_key_prefix
+from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.pass_two import PlanExecution
-from compactor.round.ports import RoundCosts
+from compactor.round.ports import Costs, Run, Session
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ObjectInfo, ObjectStore
 
@@ -124,17 +117,16 @@ class StoredPassOneResults:
         """Return None: ``open_segment`` opens the whole segment."""
 
 
-def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
+def rewrite_group(shared: RoundTaskSettings, item: SegmentGroupRewriteWork, cost: Costs) -> CompactionReceipt | CompactionFailure:
     """Rewrite one group and upload it under the task's id. Raises BadData, StoreError, OutOfBudget; GateFailed if the gate rejects the
     output.
     """
     with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
-        stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
+        used, reading = Costs(), shared.open_segments(staging, item.sources)
         answers = _read_group_results(shared, item, reading)
-        receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
-            item.task
-        )
-        cost.sidecar_bytes = stats.sidecar_bytes_written
+        execution = PlanExecution(create_local_worker(shared, staging), shared.plan, reading, workers, answers, used)
+        receipt = execution.rewrite_and_upload(item.task)
+        cost.sidecar_bytes = used.sidecar_bytes
         return receipt
 
 
@@ -175,7 +167,7 @@ class KeylessCountWork:
     live: tuple[RemoteLogSegmentMetadata, ...]
 
 
-def count_partition_keyless(item: KeylessCountWork, cost: TaskCost) -> KeylessRecords:
+def count_partition_keyless(item: KeylessCountWork, cost: Costs) -> KeylessRecords:
     """Raises BadData, StoreError, OutOfBudget."""
     plan = item.shared.plan
     with open_task_staging(item.shared, cost) as staging:
@@ -200,38 +192,16 @@ def _count_keyless_records(reader: StagedSegmentReader, first_dirty: int, end: i
     return found
 
 
-def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
+def clean_partition(item: PartitionCleaningWork, cost: Costs) -> list[CompactionReceipt | CompactionFailure]:
     """Run all tasks with a local worker. Raises BadData, StoreError, OutOfBudget."""
-    shared, stats = item.shared, RoundCosts()
+    shared, plan = item.shared, item.shared.plan
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
-    with open_task_staging(shared, cost) as staging:
-        outcomes = list(
-            create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorRoundWorkerSession(shared, item.live))
-        )
-    cost.map_entries += stats.map_entries
-    cost.peak_map_bytes = max(cost.peak_map_bytes, stats.peak_map_bytes)
-    cost.gate_keys, cost.gate_coverage, cost.sidecar_bytes = stats.gate_keys, stats.gate_coverage, stats.sidecar_bytes_written
+    run = Run(PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=item.live))
+    with open_task_staging(shared, cost) as staging, WorkerThreads(1) as threads:
+        outcomes = list(create_local_worker(shared, staging, known).work(plan, item.tasks, Session(run, shared.scratch), threads))
+    # The staging folder adds what was fetched itself.
+    cost.add(replace(run.costs, bytes_fetched=0, peak_disk_bytes=0))
     return outcomes
-
-
-class _ExecutorRoundWorkerSession:
-    """Session on an executor, with the state that the driver has sent."""
-
-    earlier_scan_results: tuple[ScratchObject, ...] = ()
-
-    def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
-        plan = shared.plan
-        self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live_segments)
-        self._scratch = shared.scratch
-
-    def scratch_object_key(self, name: str) -> str:
-        return f"{self._scratch}{name}"
-
-    def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
-        """An interrupted plan of a small partition starts again."""
-
-    def raise_if_leadership_lost(self, *, caller_only_waits: bool = False) -> None:
-        """The driver checks its leadership."""
 
 
 # ---- the driver's index of live segments during pass 1 --------------------------------------------------------------------------
@@ -379,7 +349,11 @@ def draft_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_segments:
 
 
 def resumable_plan_time_ms(
-    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTimeFunction
+    store: ObjectStore,
+    log: PartitionLog,
+    live_segments: Sequence[RemoteLogSegmentMetadata],
+    now_ms: int,
+    draft_at: Callable[[int], CompactionPlan | None],
 ) -> int:
     """Newest time whose plan would read exactly the same as an interrupted pass 1, whose results can then be reused; else ``now_ms``.
 

@@ -8,33 +8,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Self
 
-from typing_extensions import override
-
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
+from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, bug_reason
 from compactor.features.spark.jobs import (
     FENCING_CHECK_SECONDS,
     JobListener,
     SparkCluster,
-    TaskCost,
     TaskOutcome,
     VersionMismatch,
     pack_bins,
     run_task,
 )
 from compactor.features.spark.rewrite import KeylessCountWork, PartitionCleaningWork, clean_partition, count_partition_keyless
-from compactor.features.spark.worker import copy_cost_to_stats, create_round_task_settings
+from compactor.features.spark.worker import create_round_task_settings
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, KeylessRecords, raise_if_keyless
-from compactor.round.drive import RemoteWorker
 from compactor.round.plan import PlanInputs, draft_plan
-from compactor.round.ports import CleanSegmentVerdicts, LeadershipCheck, RoundCosts, RoundDriverServicesForWorker
+from compactor.round.ports import Costs, Session
 
 GATHER_SECONDS: Final = 0.2
 """Time for which the first ready partition waits for others, because a job costs more than a small partition."""
@@ -53,10 +51,10 @@ class _QueuedPartition:
     answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
 
 
-class SharedJobRunner:
+class SharedJobs:
     """A context manager, which starts and ends its thread."""
 
-    def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
+    def __init__(self, cluster: SparkCluster, tier: Tier, cost: Costs, job_listener: JobListener) -> None:
         self.cluster = cluster
         self.tier = tier
         self._over = False
@@ -66,9 +64,6 @@ class SharedJobRunner:
         self._waiting: list[_QueuedPartition] = []
         self._running = 0
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
-
-    def create_shared_job_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
-        return SharedJobWorker(self, cleaner, stats)
 
     def submit_partition(self, partition: _QueuedPartition) -> None:
         with self._changed:
@@ -136,9 +131,9 @@ class SharedJobRunner:
                 maxlen=0,
             )
         except CompactorError as error:
-            partition.answer.put(TaskOutcome(index, None, error, TaskCost()))
+            partition.answer.put(TaskOutcome(index, None, error, Costs()))
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
-            partition.answer.put(TaskOutcome(index, None, CompactorError(bug_reason(error)), TaskCost()))
+            partition.answer.put(TaskOutcome(index, None, CompactorError(bug_reason(error)), Costs()))
 
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
@@ -152,7 +147,7 @@ class SharedJobRunner:
                 raise outcome.error
             for partition in outcome.value:
                 done_indexes.add(partition.index)
-                self._cost.add_cost(partition.cost)
+                self._cost.add(partition.cost)
                 partitions[partition.index].answer.put(partition)
             yield
 
@@ -160,49 +155,53 @@ class SharedJobRunner:
 PartitionWork = PartitionCleaningWork | KeylessCountWork
 
 
-def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: TaskCost) -> list[TaskOutcome]:
+def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionWork]], cost: Costs) -> list[TaskOutcome]:
     return [run_task(number, partial(_work_on_partition, item), item.shared.plan) for number, item in items]
 
 
-def _work_on_partition(item: PartitionWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure] | KeylessRecords:
+def _work_on_partition(item: PartitionWork, cost: Costs) -> list[CompactionReceipt | CompactionFailure] | KeylessRecords:
     if isinstance(item, KeylessCountWork):
         return count_partition_keyless(item, cost)
     return clean_partition(item, cost)
 
 
 @dataclass
-class SharedJobWorker(RemoteWorker):
-    jobs: SharedJobRunner
+class SharedRunner:
+    """Runner (``round.compaction``) of one small partition."""
+
+    jobs: SharedJobs
     cleaner: CleanerSettings
-    stats: RoundCosts
+    map_engine: str
     _snapshot: bytes = field(default=b"", init=False)
 
-    @override
-    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
+        return now_ms
+
+    def require_fits(self, plan: CompactionPlan, state: PartitionState) -> None:
+        """The executor asks for it when it rewrites."""
+
+    @contextmanager
+    def scan(self, facts: PlanInputs, session: Session) -> Iterator[PlanInputs]:
         """No segment is skipped, because the executor reads the whole partition.
 
         If records without a key are refused, an executor counts them first, since there must be no plan if there are any.
         """
         # A small producer snapshot, read for the plan already, is sent to the executor with the tasks.
-        self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
-        state, plan, dirty = plan_inputs.state, draft_plan(plan_inputs), plan_inputs.assessment.dirty
+        self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
+        state, plan, dirty = facts.state, draft_plan(facts), facts.assessment.dirty
         if plan.policy.keyless_records == "refuse" and dirty:
             shared = create_round_task_settings(self.jobs.cluster, self.jobs.tier, self.cleaner, plan, "", state)
             ticket = _QueuedPartition(KeylessCountWork(shared, state.live), sum(segment.size_bytes for segment in dirty))
             self.jobs.submit_partition(ticket)
-            outcome = self._wait_for_outcome(ticket, check)
+            outcome = self._wait_for_outcome(ticket, session.check)
             if outcome.error is not None and not isinstance(outcome.error, VersionMismatch):  # the round meets that one again
                 raise outcome.error
             if outcome.error is None:
                 raise_if_keyless(state.topic, outcome.value)
-        return CleanSegmentVerdicts()
+        yield facts
 
-    @override
-    def delete_unused_scan_results(self) -> None: ...
-
-    @override
-    def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, *, is_resumed: bool
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         jobs, live = self.jobs, session.state.live
         shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_object_key(""), session.state)
@@ -210,8 +209,8 @@ class SharedJobWorker(RemoteWorker):
             PartitionCleaningWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live)
         )
         jobs.submit_partition(ticket)
-        outcome = self._wait_for_outcome(ticket, partial(session.raise_if_leadership_lost, caller_only_waits=True))
-        copy_cost_to_stats(self.stats, outcome.cost)
+        outcome = self._wait_for_outcome(ticket, partial(session.check, caller_only_waits=True))
+        session.run.costs.add(outcome.cost)
         if isinstance(outcome.error, VersionMismatch):
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=outcome.error.message)
         elif outcome.error is not None:
@@ -219,7 +218,7 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, partition: _QueuedPartition, check: LeadershipCheck) -> TaskOutcome:
+    def _wait_for_outcome(self, partition: _QueuedPartition, check: Callable[[], object]) -> TaskOutcome:
         while True:
             try:
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)

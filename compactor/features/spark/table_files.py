@@ -30,11 +30,12 @@ from compactor.features.iceberg.columns import (
 )
 from compactor.features.iceberg.plan import ViewSlice
 from compactor.features.iceberg.table import TopicTable
-from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost, TaskOutcome, open_tier_on_executor, run_task
+from compactor.features.spark.jobs import JobListener, SparkCluster, TaskOutcome, open_tier_on_executor, run_task
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
 from compactor.read.reading import LastRecordOfEachKeyRequest, hash_keys_of_rows
 from compactor.read.records import SelectedRecords
+from compactor.round.ports import Costs
 
 MIN_RANGE_BYTES: Final = 1 << 16
 """Smallest memory for the keys of one range."""
@@ -52,7 +53,7 @@ class SparkTaskDataFileWriter:
     """Writer of data files by Spark tasks, whose cost is added to ``cost``."""
 
     cluster: SparkCluster
-    cost: TaskCost
+    cost: Costs
     job_listener: JobListener
 
     def write_data_files(self, files: DataFilesToWrite, out_files_by_slice: dict[ViewSlice, DataFile | None]) -> float:
@@ -78,7 +79,7 @@ class SparkTaskDataFileWriter:
         for outcome in self.cluster.run_job(step, answers, work, ranges + 1, job_listener=self.job_listener):
             outcomes += [outcome, *(outcome.value or ())]
         for outcome in outcomes:
-            self.cost.add_cost(outcome.cost)
+            self.cost.add(outcome.cost)
             if isinstance(outcome.value, tuple):
                 out_files_by_slice[outcome.value[0]] = outcome.value[1]
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -138,7 +139,7 @@ class _CheckKeyUniquenessTask:
     partition: TopicPartition
     budget_bytes: int
 
-    def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
+    def __call__(self, index: int, gathered: Iterable[Any], cost: Costs) -> list[TaskOutcome]:
         """Return the gathered outcomes. Raises BadData if a key occurs twice, OutOfBudget if the hashes exceed the memory."""
         keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:

@@ -1,4 +1,4 @@
-"""Worker (round.ports) that spreads one round over Spark executors: ``map_engine = "spark"``.
+"""Runner (``round.compaction``) that spreads one round over Spark executors: ``map_engine = "spark"``.
 
 1. Pass 1: headers and keys of bundles of segments -> transactions folded on the driver -> keys of segments with transactions.
 2. Offset map: survivors found for each hash range -> survivors written for each bundle.
@@ -11,10 +11,10 @@ receives the batch headers that decide about transactions. The output equals the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 from bloom.sidecar import Sidecar
 from compactor.access.tier import Tier
@@ -37,7 +37,6 @@ from compactor.features.spark.jobs import (
     RoundJobRunner,
     RoundTaskSettings,
     SparkCluster,
-    TaskCost,
     TaskOutcome,
     VersionMismatch,
     pack_bins,
@@ -72,15 +71,13 @@ from compactor.local.staging import rewrite_disk_bytes
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, raise_if_keyless
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import reason_to_read_markers
-from compactor.round.drive import DraftPlanAtTimeFunction
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import (
     BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
-    LeadershipCheck,
-    RoundCosts,
-    RoundDriverServicesForWorker,
+    Costs,
     SegmentReadDecisionFromSidecar,
+    Session,
     build_clean_segment_verdicts,
     decide_by_sidecar,
     delete_horizon_passed_reason,
@@ -103,42 +100,51 @@ SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 
 
 @dataclass
-class SparkRoundWorker:
-    """Worker for the rounds of one partition.
-
-    The plan that follows ``find_skippable_clean_segments`` uses its results if they match; else ``delete_unused_scan_results`` deletes
-    them.
+class SparkRunner:
+    """The plan that follows ``scan`` uses its results if they match.
 
     open_cluster: starts Spark if necessary.
+    cost: sum over all rounds.
     """
+
+    map_engine: ClassVar[str] = "spark"
 
     open_cluster: Callable[[], SparkCluster]
     tier: Tier
     cleaner: CleanerSettings
-    stats: RoundCosts = field(default_factory=RoundCosts)
-    cost: TaskCost = field(default_factory=TaskCost)
+    cost: Costs = field(default_factory=Costs)
     job_listener: JobListener = field(default_factory=JobListener)
-    _used: TaskCost = field(default_factory=TaskCost, init=False)
     _prepared: KeptPassOneResults | None = field(default=None, init=False)
 
     @cached_property
     def cluster(self) -> SparkCluster:
         return self.open_cluster()
 
-    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTimeFunction) -> int:
+    def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
         """See ``resumable_plan_time_ms``."""
         return resumable_plan_time_ms(
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
 
-    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    @contextmanager
+    def scan(self, facts: PlanInputs, session: Session) -> Iterator[PlanInputs]:
         """Raises Fenced, BadData, StoreError, OutOfBudget; KeylessRecordsRefused if there are records without a key and the policy refuses
         them.
         """
-        self.delete_unused_scan_results()
+        self._delete_unused_scan_results()
+        used = Costs()
+        try:
+            yield replace(facts, clean=self._find_skippable(facts, session, used))
+        finally:
+            self._delete_unused_scan_results()
+
+    def require_fits(self, plan: CompactionPlan, state: PartitionState) -> None:
+        """Executors ask for it when they rewrite."""
+
+    def _find_skippable(self, plan_inputs: PlanInputs, session: Session, used: Costs) -> CleanSegmentVerdicts:
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.draft_scratch_prefix(plan, state)
-        jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
+        jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", session, used)
         left = take_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
         if not _refuses_keyless_records(plan, plan_inputs.assessment) and (sidecars is None or not plan_inputs.assessment.clean):
@@ -149,10 +155,14 @@ class SparkRoundWorker:
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
-            copy_cost_to_stats(self.stats, self._used)
+            self._add_cost(session, used)
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
-    def delete_unused_scan_results(self) -> None:
+    def _add_cost(self, session: Session, used: Costs) -> None:
+        session.run.costs.add(used)
+        self.cost.add(used)
+
+    def _delete_unused_scan_results(self) -> None:
         """Nothing is deleted if another compactor leads now, which may use the results."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
@@ -160,43 +170,32 @@ class SparkRoundWorker:
                 prepared.jobs.check()
                 prepared.jobs.delete_scratch_objects(prepared.scratch_keys)
 
-    def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundDriverServicesForWorker
+    def work(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, *, is_resumed: bool
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        prepared = None
+        prepared, used = None, Costs()
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared).run_unfinished_tasks()
+            yield from _RecordedPlanExecution(self, plan, tasks, session, prepared, used).run_unfinished_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
         finally:
-            copy_cost_to_stats(self.stats, self._used)
-            self.cost.add_cost(self._used)
-            self._used = TaskCost()
+            self._add_cost(session, used)
 
-    def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
-        """Parameter ``check``: raises Fenced if another compactor leads the partition."""
+    def create_job_runner(
+        self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, session: Session, used: Costs
+    ) -> RoundJobRunner:
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
-        return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
+        return RoundJobRunner(self.cluster, self.tier.ports.control, shared, used, self.job_listener, session.check)
 
     def draft_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
         return draft_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
         return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
-
-
-def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
-    stats.bytes_fetched = cost.bytes_fetched
-    stats.peak_disk_bytes = cost.peak_disk_bytes
-    stats.peak_map_bytes = cost.peak_map_bytes
-    stats.map_entries = cost.map_entries
-    stats.gate_keys = cost.gate_keys
-    stats.gate_coverage = cost.gate_coverage
-    stats.sidecar_bytes_written = cost.sidecar_bytes
 
 
 def create_round_task_settings(
@@ -234,11 +233,12 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
 class _RecordedPlanExecution:
     def __init__(
         self,
-        worker: SparkRoundWorker,
+        worker: SparkRunner,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: RoundDriverServicesForWorker,
+        session: Session,
         prepared: KeptPassOneResults | None,
+        used: Costs,
     ) -> None:
         self._worker = worker
         self._plan = plan
@@ -246,10 +246,9 @@ class _RecordedPlanExecution:
         self._session = session
         self._prepared = prepared
         self._live = session.state.live
-        self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.raise_if_leadership_lost)
+        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session, used)
         if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
             jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
@@ -280,7 +279,8 @@ class _RecordedPlanExecution:
         ]
         yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
         if self._prepared is not None:
-            self._worker.stats.filters = filter_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
+            run = self._session.run
+            run.filters = filter_stats(self._prepared.verdicts, self._plan, self._session.state, run.superseded)
 
     def _read_stored_survivor_locations(self) -> SurvivorLocations:
         store = self._worker.tier.ports.control
@@ -322,11 +322,11 @@ class _RecordedPlanExecution:
         stay: Collection[str] = ()
         try:
             index.read_segments(self._jobs, self._ids_needing_keys(sources), {source.id for source in sources})
-            self._worker.stats.keyless = index.count_keyless_records()
+            self._session.run.keyless = index.count_keyless_records()
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
-                self._superseded.update(gathered.superseded)
+                self._session.run.superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
             self._session.record_scan_results(written)
         except (StoreError, OutOfBudget):
@@ -388,7 +388,7 @@ class _RecordedPlanExecution:
         """Only if this process still leads. A StoreError is ignored: it could hide an earlier error."""
         if object_keys:
             with suppress(StoreError):
-                self._session.raise_if_leadership_lost()
+                self._session.check()
                 self._jobs.delete_scratch_objects(object_keys)
 
 
@@ -419,7 +419,7 @@ class HashRangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _answers(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+    def _answers(self, ranges: range, cost: Costs) -> Iterator[TargetAndAnswer]:
         yield from ((self.targets[place], answer) for place, answer in find_survivors(self.shared, ranges, self.range_input, cost))
         if self.gate_input is not None:
             yield self.gate_place, encode_expected_sums(self.shared, ranges, self.gate_input, cost)
@@ -430,7 +430,7 @@ class _WriteSurvivorsTask:
     shared: RoundTaskSettings
 
     def __call__(
-        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateInputOfAllHashRanges], cost: TaskCost
+        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateInputOfAllHashRanges], cost: Costs
     ) -> WrittenSurvivors:
         what: SurvivorBundle | GateInputOfAllHashRanges | None = None
         some: list[bytes] = []
@@ -438,7 +438,7 @@ class _WriteSurvivorsTask:
             if isinstance(answer, bytes):
                 some.append(answer)
             elif isinstance(answer, TaskOutcome):
-                cost.add_cost(answer.cost)
+                cost.add(answer.cost)
                 if answer.error is not None:
                     raise answer.error
             else:

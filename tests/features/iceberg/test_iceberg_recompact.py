@@ -16,12 +16,13 @@ from compactor.features.iceberg.output import IcebergOutput
 from compactor.features.iceberg.plan import ViewSlice
 from compactor.features.iceberg.table import TopicTable
 from compactor.features.spark import table_files
-from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.jobs import JobListener, SparkCluster
 from compactor.features.spark.session import start_cluster
 from compactor.features.spark.table_files import SparkTaskDataFileWriter
 from compactor.local.budget import DiskBudget
 from compactor.outputs import OutputReport
 from compactor.read.reading import LogChanged
+from compactor.round.ports import Costs
 from tests.builders import LogBuilder
 from tests.features.iceberg.test_iceberg import ORDERS, House, show_view_below
 from tests.support.spark_tier import HereCluster, session_of
@@ -30,7 +31,7 @@ from tests.support.spark_tier import HereCluster, session_of
 def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
-    writer = SparkTaskDataFileWriter(cast(SparkCluster, cluster), TaskCost(), JobListener())
+    writer = SparkTaskDataFileWriter(cast(SparkCluster, cluster), Costs(), JobListener())
     return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
 

@@ -12,10 +12,11 @@ from compactor.adapters.brokers.codec import decode_record
 from compactor.adapters.brokers.view import LiveBrokerMetadata
 from compactor.control.state import PartitionState
 from compactor.features.spark import jobs as executor
-from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.jobs import JobListener, SparkCluster
 from compactor.features.spark.recompaction import RecompactionListener, RecompactionResult, recompact_partitions
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
+from compactor.round.ports import Costs
 from compactor.upkeep.export import export_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import MemoryBrokers
@@ -60,7 +61,7 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
 def jobs(opened: Any) -> list[RecompactionResult]:
     done: list[RecompactionResult] = []
     return recompact_partitions(
-        opened, cast(SparkCluster, HereCluster()), NAMES, 10_000_000_000_000, TaskCost(), RecompactionListener(JobListener(), done.append)
+        opened, cast(SparkCluster, HereCluster()), NAMES, 10_000_000_000_000, Costs(), RecompactionListener(JobListener(), done.append)
     )
 
 

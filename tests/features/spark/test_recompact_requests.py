@@ -15,9 +15,10 @@ import pytest
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.features.imports.import_ import import_directory
-from compactor.features.spark.jobs import JobListener, SparkCluster, TaskCost
+from compactor.features.spark.jobs import JobListener, SparkCluster
 from compactor.features.spark.recompaction import RecompactionListener, recompact_partitions
 from compactor.model.ids import TopicPartition
+from compactor.round.ports import Costs
 from compactor.storage.wrappers import RequestCounters
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NOW_MS, HereCluster
@@ -55,7 +56,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
         cast(SparkCluster, HereCluster()),
         names,
         NOW_MS,
-        TaskCost(),
+        Costs(),
         RecompactionListener(JobListener(), lambda finished: None),
         min_benefit_bytes=1,
     )

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,13 @@ from compactor.control.ports import LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, UsageError
 from compactor.features.imports.import_ import import_directory
-from compactor.features.spark.jobs import JobListener, TaskCost, TaskOutcome
+from compactor.features.spark.jobs import JobListener, TaskOutcome
 from compactor.features.spark.rewrite import PartitionCleaningWork
 from compactor.features.spark.session import DAEMON_MODULE, StartedCluster, start_cluster
 from compactor.features.spark.shared_jobs import clean_partition_bin
 from compactor.model.ids import TopicPartition
 from compactor.read.columns import LATEST_MS
-from compactor.round.drive import RemoteEngine
+from compactor.round.ports import Costs
 from compactor.spark import register
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder
 from tests.golden_cases import cleaner_round, client_rounds, unpack
@@ -46,7 +45,7 @@ from tests.support.deployment import ROOT
 from tests.support.keys import object_key
 from tests.support.s3_server import Bucket, S3Server
 from tests.support.servers import BUCKETS
-from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, session_of, spark_worker, state_of
+from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, session_of, spark_runner, state_of
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -201,7 +200,7 @@ def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedClus
     assert latest(exported) == latest(log_dir)
     twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
     twins.bring(log_dir)
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open_partition_log(NAME))
     assert _digests(state_of(open_tier(load_settings(str(cli.config))))) == _digests(state_of(twins.local))
     cli.set(cleaner={"map_engine": "auto", "segment_bytes": 1 << 20})
     (row,) = cli.do("recompact", "--force", "--now", NOW_MS)["partitions"]
@@ -224,8 +223,8 @@ def test_a_round_asks_filters_in_s3(started: StartedCluster, s3_bucket: Bucket, 
     cli.bring(log.write(tmp_path / "then"))
     before = cli.export(tmp_path / "before")
     tier = open_tier(load_settings(str(cli.config)))
-    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
-    report = create_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open_partition_log(NAME))
+    runner = spark_runner(started.cluster, tier, Costs())
+    report = create_round(tier, NAME, NOW_MS, runner=runner).run(tier.open_partition_log(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
     assert cli.do("verify")["ok"]
@@ -320,7 +319,7 @@ def test_an_ordinary_round_on_spark(started: StartedCluster, twins: Twins) -> No
     cli.config = twins.folder / "spark" / "settings.toml"
     cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
     row = cli.run("--now", NOW_MS)
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open_partition_log(NAME))
     assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
     assert twins.difference() == ""
     assert scratch_of(twins.remote) == []
@@ -329,7 +328,7 @@ def test_an_ordinary_round_on_spark(started: StartedCluster, twins: Twins) -> No
 
 @pytest.mark.parametrize("name", ["gaps-11", "legacy-6", "txn-3", "keyless-1"])
 def test_golden_logs_on_spark(name: str, started: StartedCluster, tmp_path: Path, golden: Path) -> None:
-    """The other golden logs go through the same tasks without Spark: tests/features/spark/test_spark_worker.py."""
+    """The other golden logs go through the same tasks without Spark: tests/features/spark/test_spark_runner.py."""
     case = cleaner_round(golden / name, tmp_path)
     twins = Twins(tmp_path / "twins", f"[cleaner]\nsegment_bytes = {case.params.get('segment_bytes', 1 << 30)}")
     twins.bring(case.log_dir)
@@ -347,11 +346,9 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
     steps: list[tuple[str, int]] = []
     tasks: list[None] = []
     job_listener = JobListener(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
-    cost = TaskCost()
-    engine = RemoteEngine(
-        "spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener)
-    )
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
+    cost = Costs()
+    runner = replace(spark_runner(started.cluster, twins.remote, cost), job_listener=job_listener)
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, runner=runner).run(twins.remote.open_partition_log(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
@@ -377,8 +374,8 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
 def test_bad_data_in_one_task_is_one_line(started: StartedCluster, twins: Twins) -> None:
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))
-    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
+    runner = spark_runner(started.cluster, twins.remote, Costs())
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, runner=runner).run(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
     assert "\n" not in report.reason
@@ -404,20 +401,19 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
 
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
-    worker = partial(spark_worker, started.cluster, short, TaskCost())
-    engine = RemoteEngine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
+    runner = replace(spark_runner(started.cluster, short, Costs()), job_listener=JobListener(on_step=take_over))
     with pytest.raises(Fenced):
-        create_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open_partition_log(NAME))
+        create_round(short, NAME, NOW_MS, force=True, runner=runner).run(short.open_partition_log(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
-    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
+    runner = spark_runner(started.cluster, twins.remote, Costs())
     next_log = twins.remote.open_partition_log(NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compactor.control.leadership._last_heartbeat_ms", lambda *_: 0)
-        report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(next_log)
+        report = create_round(twins.remote, NAME, NOW_MS, force=True, runner=runner).run(next_log)
     assert report.status == "resumed"
-    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open_partition_log(NAME))
     assert twins.difference() == ""
 
 
@@ -513,7 +509,7 @@ def test_where_spark_gives_up_the_others_are_done_alone(started: StartedCluster,
     assert "\tat " not in answer.stderr
 
 
-def deadly_bin(place: int, items: Sequence[tuple[int, PartitionCleaningWork]], cost: TaskCost) -> list[TaskOutcome]:
+def deadly_bin(place: int, items: Sequence[tuple[int, PartitionCleaningWork]], cost: Costs) -> list[TaskOutcome]:
     if any(item.shared.partition == "orders-1" for _, item in items):
         os._exit(9)
     return clean_partition_bin(place, items, cost)

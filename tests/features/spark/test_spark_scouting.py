@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,12 @@ from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
 from compactor.features.spark import jobs, rewrite as segment_index, worker
 from compactor.features.spark.exchange import decode_bundle_result, read_tail
-from compactor.features.spark.jobs import TaskCost
 from compactor.round.compaction import RoundReport
-from compactor.round.drive import RemoteEngine
-from compactor.round.ports import filter_usage_of_runs
+from compactor.round.ports import Costs, filter_usage_of_runs
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
-from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
+from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_runner, state_of
 
 pytestmark = pytest.mark.quick
 
@@ -95,9 +92,9 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it = Growing(tmp_path, 6)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", "s2-k8")
-    read, cluster = TaskCost(), HereCluster()
+    read, cluster = Costs(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    here = create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -110,9 +107,9 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     assert scratch_of(it.twins.remote) == []
 
 
-def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
-    engine = RemoteEngine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
-    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_partition_log(NAME))
+def spread(tier: Tier, cluster: HereCluster, *, cost: Costs | None = None, now_ms: int = NOW_MS) -> RoundReport:
+    runner = spark_runner(cluster, tier, cost or Costs())
+    return create_round(tier, NAME, now_ms, force=True, runner=runner).run(tier.open_partition_log(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -165,7 +162,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
@@ -209,9 +206,9 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
         it.tail(f"s2-k{number}=" + "v" * SIZE, "s1-k3" if number == 3 else "s0-k1=again")
     sizes = {segment.id: segment.size_bytes for segment in state_of(it.twins.remote).live[-6:]}
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
-    unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
+    unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), Costs(), Costs()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -239,7 +236,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -256,7 +253,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, later, force=True).run(it.twins.local.open_partition_log(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -267,7 +264,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     store = publication.record_scan_results
 
     def unanswered(*args: Any) -> None:
@@ -339,7 +336,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).run(it.twins.local.open_partition_log(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""

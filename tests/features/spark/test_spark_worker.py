@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,12 @@ from compactor.features.spark.exchange import (
     encode_surviving_row_numbers,
     set_row_bits,
 )
-from compactor.features.spark.jobs import TaskCost
-from compactor.round.drive import RemoteEngine
+from compactor.round.ports import Costs
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import cleaner_round, names, unpack
 from tests.support.keys import object_key
-from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_worker, state_of
+from tests.support.spark_tier import NAME, NOW_MS, HereCluster, Twins, scratch_of, spark_runner, state_of
 
 pytestmark = pytest.mark.quick
 
@@ -187,8 +185,8 @@ def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
         twins = Twins(tmp_path / gate, f"{SMALL}\nverify_before_publish = {gate}")
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
-        cost, cluster = TaskCost(), HereCluster()
-        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
+        cost, cluster = Costs(), HereCluster()
+        create_round(twins.local, NAME, NOW_MS, force=True).run(twins.local.open_partition_log(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -221,7 +219,7 @@ def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Pat
     before = state_of(twins.remote)
     losing = _Losing(number)
     monkeypatch.setattr("compactor.features.spark.pass_one.encode_surviving_row_numbers", losing)
-    report = _spark_round(twins, TaskCost())
+    report = _spark_round(twins, Costs())
     assert losing.left < 0, "there are as many keys"
     assert report.status == "quarantined"
     assert "the last record of a key is missing" in report.reason
@@ -242,7 +240,7 @@ def test_rows_of_the_gate_that_the_store_has_changed(tmp_path: Path, monkeypatch
         return found
 
     monkeypatch.setattr(StoredGateRows, "read_stored_rows", changed)
-    report = _spark_round(twins, TaskCost())
+    report = _spark_round(twins, Costs())
     assert report.status == "quarantined"
     assert "the gate's rows in a scratch object are not what was written" in report.reason
     assert state_of(twins.remote).live == before.live
@@ -282,8 +280,8 @@ def test_the_gate_refuses_what_executors_got_wrong(
     twins.bring(folder)
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.features.spark.{what}", wrong)
-    engine = RemoteEngine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
+    runner = spark_runner(HereCluster(), twins.remote, Costs())
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, runner=runner).run(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -329,7 +327,7 @@ def test_a_range_whose_keys_exceed_the_budget_is_read_in_parts(tmp_path: Path) -
     generous.bring(tmp_path / "log")
     generous.round(HereCluster())
     twins.local = generous.local
-    cost = TaskCost()
+    cost = Costs()
     _spark_round(twins, cost)
     assert twins.difference() == ""
     assert cost.map_entries == 6000
@@ -350,22 +348,22 @@ def test_a_disk_budget_too_small_is_refused_in_words(tmp_path: Path) -> None:
     twins.toml = "[cleaner]\ndisk_budget_bytes = 60000"
     twins.remote = twins._tier("spark")
     with pytest.raises(OutOfBudget, match="disk budget"):
-        _spark_round(twins, TaskCost())
+        _spark_round(twins, Costs())
 
 
 @pytest.mark.parametrize(("gate", "least"), [("true", 16 + 24), ("false", 16)])
 def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: str, least: int, tmp_path: Path) -> None:
     twins = Twins(tmp_path, f"[cleaner]\nverify_before_publish = {gate}")
     twins.bring(many_keys(tmp_path / "log", 20_000))
-    cost = TaskCost()
+    cost = Costs()
     report = _spark_round(twins, cost)
     assert cost.rows == report.records_read
     assert least <= cost.exchanged_bytes / cost.rows < least + 8
 
 
-def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
-    engine = RemoteEngine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
+def _spark_round(twins: Twins, cost: Costs, cluster: Any = None) -> Any:
+    runner = spark_runner(cluster or HereCluster(), twins.remote, cost)
+    return create_round(twins.remote, NAME, NOW_MS, force=True, runner=runner).run(twins.remote.open_partition_log(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
@@ -380,7 +378,7 @@ def test_bad_data_names_segment_and_offset_and_leaves_everything_as_it_was(tmp_p
     data[5000] ^= 1
     path.chmod(0o644)
     path.write_bytes(data)
-    report = _spark_round(twins, TaskCost())
+    report = _spark_round(twins, Costs())
     assert report.status == "quarantined"
     assert before.live[1].id in report.segment
     after = state_of(twins.remote)
@@ -392,7 +390,7 @@ def test_an_executor_of_another_version_refuses(tmp_path: Path, monkeypatch: pyt
     twins = Twins(tmp_path)
     twins.bring(many_keys(tmp_path / "log", 3000))
     monkeypatch.setattr(jobs, "versions_fingerprint", lambda: "tiered-compactor=0 zstd=other")
-    report = _spark_round(twins, TaskCost())
+    report = _spark_round(twins, Costs())
     assert report.status == "quarantined"
     assert "an executor is tiered-compactor=0 zstd=other" in report.reason
 
@@ -421,7 +419,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     with pytest.raises(Unavailable):
         twins.round(dying)
     cluster = HereCluster()
-    report = _spark_round(twins, TaskCost(), cluster)
+    report = _spark_round(twins, Costs(), cluster)
     assert report.status == "resumed"
     if what == "pass 1":
         before, again = (int(said.said[0].rpartition(" in ")[2].partition(" ")[0]) for said in (dying, cluster))
@@ -444,7 +442,7 @@ def test_what_an_earlier_version_recorded_for_the_gate_is_not_taken_for_sums(tmp
         earlier.setattr(ExpectedRecordSums, "as_arrays", lambda self: {"hashes": np.zeros(3, np.uint64)})
         with pytest.raises(Unavailable):
             twins.round(Dying("pass 2", 0))
-    assert _spark_round(twins, TaskCost(), HereCluster()).status == "resumed"
+    assert _spark_round(twins, Costs(), HereCluster()).status == "resumed"
     assert twins.difference() == ""
 
 
