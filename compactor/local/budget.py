@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -386,28 +387,39 @@ def is_disk_full_error(error: BaseException) -> bool:
     return True
 
 
+@dataclass
+class DiskFullWait:
+    """Waits of one piece of work while the file system is full."""
+
+    budget: DiskBudget
+    sleep: Callable[[float], None]
+    waited_s: float = 0.0
+
+    def before_retry(self, error: OSError | OutOfBudget) -> None:
+        """Delete all cached files, and wait. The work must have removed what it has written.
+
+        :raises OutOfBudget: if the disk is still full after PATIENCE_S seconds. Any other error is raised again.
+        """
+        if not is_disk_full_error(error):
+            raise error
+        if self.waited_s >= PATIENCE_S:
+            # A tier that is a directory may be full as well. Its errors name the file; those of open files in state_dir do not.
+            is_named = isinstance(error, OutOfBudget) or error.filename is not None
+            disk = "a disk" if is_named else "the file system of state_dir"
+            raise OutOfBudget(
+                f"{disk} is full, and was so for {self.waited_s:.0f} seconds: {error}",
+                hint="Free space there and run the command again: finished work is not repeated",
+            ) from error
+        self.budget.delete_unpinned_files()
+        self.sleep(RETRY_S)
+        self.waited_s += RETRY_S
+
+
 def retry_while_disk_full(work: Callable[[], T], budget: DiskBudget, sleep: Callable[[float], None]) -> T:
-    """While the file system is full, delete all cached files, wait, and call ``work`` again.
-
-    ``work`` must remove what it has written before it raises.
-
-    :raises OutOfBudget: if the disk is still full after PATIENCE_S seconds.
-    """
-    waited = 0.0
+    """Call ``work`` again while the file system is full; see DiskFullWait."""
+    wait = DiskFullWait(budget, sleep)
     while True:
         try:
             return work()
         except (OSError, OutOfBudget) as error:
-            if not is_disk_full_error(error):
-                raise
-            if waited >= PATIENCE_S:
-                # A tier that is a directory may be full as well. Its errors name the file; those of open files in state_dir do not.
-                is_named = isinstance(error, OutOfBudget) or error.filename is not None
-                disk = "a disk" if is_named else "the file system of state_dir"
-                raise OutOfBudget(
-                    f"{disk} is full, and was so for {waited:.0f} seconds: {error}",
-                    hint="Free space there and run the command again: finished work is not repeated",
-                ) from error
-        budget.delete_unpinned_files()
-        sleep(RETRY_S)
-        waited += RETRY_S
+            wait.before_retry(error)

@@ -19,6 +19,7 @@ from compactor.local.budget import (
     BLOCK,
     CachedFile,
     DiskBudget as DiskBudget,
+    DiskFullWait,
     DiskSpaceReservation,
     RoundDiskUsage,
     retry_while_disk_full,
@@ -197,6 +198,9 @@ class StagingFolder:
             yield
         finally:
             self.budget.give_back(self.usage, size_bytes)
+
+    def disk_full_wait(self) -> DiskFullWait:
+        return DiskFullWait(self.budget, self._sleep)
 
     def retry_while_disk_full(self, work: Callable[[], T]) -> T:
         return retry_while_disk_full(work, self.budget, self._sleep)

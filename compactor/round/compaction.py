@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -60,7 +60,6 @@ from compactor.round.ports import (
     Stats,
     design_bloom_filter,
     expected_dirty_keys,
-    filter_stats,
     filter_usage_of_run,
     filter_usage_of_runs,
 )
@@ -387,19 +386,20 @@ class LocalRunner:
     def work(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, *, is_resumed: bool
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        with ExitStack() as stack:
-            scan = None if is_resumed else self._scan
-            threads, reader = (scan.threads, scan.reader) if scan else stack.enter_context(self._open_reader(session.state))
-            yield from self._worker(plan, session.state, reader.staging, scan).work(
-                plan, tasks, session, threads, scan.found if scan else None
-            )
-            if scan is not None:
-                run, state = session.run, session.state
-                run.filters = filter_stats(scan.found.clean, plan, state, run.superseded) | {"passes": scan.found.passes}
+        scan = self._scan
+        if scan is None or is_resumed:
+            return self._work_anew(plan, tasks, session)
+        worker = self._worker(plan, session.state, scan.reader.staging, scan.found.survivors.key_count)
+        return worker.work(plan, tasks, session, scan.threads, scan.found)
 
-    def _worker(self, plan: CompactionPlan, state: PartitionState, staging: StagingFolder, scan: _LocalScan | None) -> LocalWorker:
+    def _work_anew(
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session
+    ) -> Iterator[CompactionReceipt | CompactionFailure]:
+        with self._open_reader(session.state) as (threads, reader):
+            yield from self._worker(plan, session.state, reader.staging, 0).work(plan, tasks, session, threads)
+
+    def _worker(self, plan: CompactionPlan, state: PartitionState, staging: StagingFolder, dirty_keys: int) -> LocalWorker:
         context, cleaner = self._context, self._context.cleaner
-        keys = scan.found.survivors.key_count if scan else 0
         return LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,
@@ -410,7 +410,7 @@ class LocalRunner:
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
             filter_for=partial(
-                design_bloom_filter, cleaner, filter_usage_of_runs(state.runs), expected_dirty_keys(cleaner, state.runs, keys)
+                design_bloom_filter, cleaner, filter_usage_of_runs(state.runs), expected_dirty_keys(cleaner, state.runs, dirty_keys)
             ),
             splices=cleaner.splice,
         )

@@ -127,7 +127,10 @@ def lead_round(leadership: Leadership, job: Job[FactsT]) -> Run:
             with _ending(leadership, run), ExitStack() as gathered:
                 facts = _gather_and_announce(leadership, job, run, gathered)
                 if facts is not None:
-                    _finish(leadership, job, run, facts)
+                    expired = BrokerExpiredSegmentCache(leadership)
+                    _work(leadership, job, run, facts, expired)
+                    _verify(leadership, job, run, expired)
+                    _publish(leadership, job, run, facts)
         except _Replan as why:
             run.plan, run.undone = None, str(why)
         else:
@@ -144,7 +147,7 @@ def settle_intent(leadership: Leadership, job: Job[FactsT]) -> Run | None:
     run = Run(leadership.state, plan=intent.plan, stages=RoundStageTracker(stage_of_intent(intent)))
     with _ending(leadership, run):
         if intent.begun_slot:
-            _publish(leadership, job, run, intent, None)
+            _publish(leadership, job, run, None)
             return run
         problem = ordering.round_resumption_problem(leadership.state, intent) or mirroring.open_round_problem(
             leadership, BrokerExpiredSegmentCache(leadership)
@@ -152,7 +155,10 @@ def settle_intent(leadership: Leadership, job: Job[FactsT]) -> Run | None:
         if problem := problem or job.resumption_problem(intent):
             raise Undone(problem)
         try:
-            _finish(leadership, job, run, None)
+            expired = BrokerExpiredSegmentCache(leadership)
+            _work(leadership, job, run, None, expired)
+            _verify(leadership, job, run, expired)
+            _publish(leadership, job, run, None)
         except OutOfBudget as error:
             # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
             still = leadership.refresh_and_require_leadership().intent
@@ -221,31 +227,13 @@ def _gather_and_announce(leadership: Leadership, job: Job[FactsT], run: Run, gat
     return facts
 
 
-def _finish(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | None) -> None:
-    """Steps 6 to 8 of the open round. Raises Fenced if another compactor has taken the plan over, and may have added receipts to it."""
-    leadership.require_leadership_in_state(leadership.state)
-    intent = _open_intent(leadership)
-    expired = BrokerExpiredSegmentCache(leadership)
-    expired.have_more_sources_expired(intent)
-    try:
-        _work(leadership, job, run, facts, expired)
-    except (CompactorError, RecordRefused, Undone, Quarantined):
-        raise
-    except Exception as bug:
-        # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
-        _withdraw(leadership, run, bug_reason(bug))
-        raise
-    if intent.pending_tasks:
-        run.stages.advance_to_stage(RoundStage.UPLOADED)
-        intent = _open_intent(leadership)
-    _verify(leadership, intent, expired)
-    run.stages.advance_to_stage(RoundStage.VERIFIED)
-    job.on_stage(RoundStage.VERIFIED, intent.plan)
-    _publish(leadership, job, run, intent, facts)
-
-
 def _work(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | None, expired: BrokerExpiredSegmentCache) -> None:
-    """Brokers may expire sources meanwhile. A task is skipped if all its sources have expired; if only some have, the round is undone."""
+    """Brokers may expire sources meanwhile. A task is skipped if all its sources have expired; if only some have, the round is undone.
+
+    :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
+    """
+    had_tasks = bool(_open_intent(leadership).pending_tasks)
+    expired.have_more_sources_expired(_open_intent(leadership))
     while True:
         intent = _open_intent(leadership)
         if parted := expired.find_partly_expired_task(intent.pending_tasks):
@@ -262,7 +250,7 @@ def _work(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | No
                 job.on_stage(RoundStage.UPLOADED, intent.plan)
             else:
                 if all(expired.is_task_expired(task) for task in _open_intent(leadership).pending_tasks):
-                    return
+                    break
                 problem = Quarantined("worker: the worker left this task undone")
         except (BadData, NotFound) as error:
             problem = Quarantined.by_data(error)
@@ -270,13 +258,22 @@ def _work(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | No
             if not expired.have_more_sources_expired(intent):
                 raise
             continue
+        except (CompactorError, RecordRefused, Undone, Quarantined):
+            raise
+        except Exception as bug:
+            # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
+            _withdraw(leadership, run, bug_reason(bug))
+            raise
         if not expired.have_more_sources_expired(intent):
             if facts is None or not known:
                 raise problem
             facts = None  # pass 1 had to be repeated, and met a segment that has expired
+    if had_tasks:
+        run.stages.advance_to_stage(RoundStage.UPLOADED)
 
 
-def _verify(leadership: Leadership, intent: RoundIntent, expired: BrokerExpiredSegmentCache) -> None:
+def _verify(leadership: Leadership, job: Job[Any], run: Run, expired: BrokerExpiredSegmentCache) -> None:
+    intent = _open_intent(leadership)
     if problem := publication.receipt_balance_problem(leadership.state, intent):
         raise Quarantined(f"balance: {problem}")
     problem = _damaged_output_problem(leadership, intent, expired)
@@ -286,6 +283,8 @@ def _verify(leadership: Leadership, intent: RoundIntent, expired: BrokerExpiredS
         raise Undone("brokers have expired a segment that the round wrote before all that it replaces")
     if problem:
         raise Quarantined(f"verify: {problem}")
+    run.stages.advance_to_stage(RoundStage.VERIFIED)
+    job.on_stage(RoundStage.VERIFIED, intent.plan)
 
 
 def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired: BrokerExpiredSegmentCache) -> str:
@@ -295,8 +294,9 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
     return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
 
-def _publish(leadership: Leadership, job: Job[FactsT], run: Run, intent: RoundIntent, facts: FactsT | None) -> None:
+def _publish(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | None) -> None:
     """Once publishing has begun, the round must be completed. Before that, it is undone if readers have lost a source."""
+    intent = _open_intent(leadership)
     plan = intent.plan
 
     def record_start_of_publication() -> None:

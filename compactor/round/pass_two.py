@@ -36,9 +36,9 @@ from compactor.cleaner.source import (
 )
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.constants import TimestampMs
-from compactor.errors import CannotCopy, CopyDiffers
+from compactor.errors import CannotCopy, CopyDiffers, OutOfBudget
 from compactor.local.budget import BLOCK, DiskReservationExceeded, DiskSpaceReservation
-from compactor.local.staging import StagingFolder, rewrite_disk_bytes
+from compactor.local.staging import FileToStage, StagingFolder, rewrite_disk_bytes
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, Balance, CountAndDigestSum, RemoteLogSegmentMetadata, SegmentFile
@@ -59,7 +59,7 @@ from compactor.round.partial import (
     log_pieces,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
-from compactor.round.ports import BloomFilterUsageStatistics, Costs, Session
+from compactor.round.ports import BloomFilterUsageStatistics, Costs, Session, filter_stats
 from compactor.round.roles import RoundRange
 from compactor.round.sources import StagedSegmentReader
 from compactor.storage.port import ComposeSource
@@ -217,6 +217,9 @@ class LocalWorker:
                 if found is not None:
                     found.free_key_memory()
                 yield from self._attempt_tasks(plan, list(left.values()), session, threads, None, may_read_in_part=False)
+            if found is not None:
+                filters = filter_stats(found.clean, plan, session.state, session.run.superseded)
+                session.run.filters = {**filters, "passes": found.passes}
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
@@ -239,10 +242,24 @@ class LocalWorker:
         run.costs.peak_map_bytes = found.survivors.peak_bytes
         run.costs.map_entries = found.survivors.key_count
         run.keyless = found.survivors.count_keyless_records()
-        try:
-            yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, threads, found, run.costs), tasks, session)
-        finally:
-            run.superseded |= {reading.live[ordinal].id for ordinal in found.survivors.segments_superseded}
+        execution = PlanExecution(self, plan, reading, threads, found, run.costs)
+        uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
+        with ThreadPoolExecutor(1, "upload") as uploader:
+            try:
+                for number, task in enumerate(tasks):
+                    session.check()
+                    written = execution.rewrite_group(task, tasks[number + 1 : number + 2])
+                    # It is uploaded while the next group is rewritten.
+                    uploads.append((written, uploader.submit(execution.upload_group, written)))
+                    while uploads and (uploads[0][1].done() or len(uploads) > 1):
+                        yield uploads.popleft()[1].result()
+                while uploads:
+                    yield uploads.popleft()[1].result()
+            finally:
+                for written, upload in uploads:
+                    if upload.cancel():
+                        execution.discard_group(written)
+                run.superseded |= {reading.live[ordinal].id for ordinal in found.survivors.segments_superseded}
 
     def _repeat_survivor_scan(
         self,
@@ -273,26 +290,6 @@ class LocalWorker:
         return scan_for_survivors(
             reader, extent, settings, CleanSegmentSelectionInputs(sidecars, BloomFilterUsageStatistics(), clean, parts)
         )
-
-    def _rewrite_and_upload_groups(
-        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: Session
-    ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Each group is uploaded while the next one is rewritten."""
-        uploads: deque[tuple[RewrittenGroup, Future[CompactionReceipt | CompactionFailure]]] = deque()
-        with ThreadPoolExecutor(1, "upload") as uploader:
-            try:
-                for number, task in enumerate(tasks):
-                    session.check()
-                    written = execution.rewrite_group(task, tasks[number + 1 : number + 2])
-                    uploads.append((written, uploader.submit(execution.upload_group, written)))
-                    while uploads and (uploads[0][1].done() or len(uploads) > 1):
-                        yield uploads.popleft()[1].result()
-                while uploads:
-                    yield uploads.popleft()[1].result()
-            finally:
-                for written, upload in uploads:
-                    if upload.cancel():
-                        execution.discard_group(written)
 
 
 @dataclass(frozen=True)
@@ -383,70 +380,78 @@ class PlanExecution:
         :raises WholeSegmentReadNeededError: if a segment must be read completely after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
-        inputs = [self._forward_read.log_file_to_stage(ordinal) for ordinal in members]
-        staging = self._worker.staging
-        what = f"group {task.group} of {self._partition}"
-        interval = self._plan.policy.index_interval_bytes
-
-        def rewrite_within(reserved_bytes: int) -> RewrittenGroup:
-            with staging.reserved_disk_space(reserved_bytes, what, inputs) as reservation:
-                for coming in tasks_to_prefetch:
-                    self._prefetch_sources_of_task(coming)
-                folder = staging.folder / f"group-{task.group}"
-                try:
-                    return self._rewrite_with_reserved_disk(task, members, reservation, folder)
-                except BaseException:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    raise
-
-        def rewrite_once() -> RewrittenGroup:
-            sources = [self._live[ordinal] for ordinal in members]
-            part = self._part_of_group(members)
-            most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = rewrite_disk_bytes(sources, interval, staging.files_without_local_copy(inputs), max_output_bytes=most)
-            try:
-                return rewrite_within(min(need, staging.budget.total))
-            except DiskReservationExceeded:
-                return rewrite_within(staging.budget.total)
-
+        inputs, staging = [self._forward_read.log_file_to_stage(ordinal) for ordinal in members], self._worker.staging
+        wait, everything = staging.disk_full_wait(), False
         try:
-            return staging.retry_while_disk_full(rewrite_once)
+            while True:
+                need = staging.budget.total if everything else self._needed_disk_bytes(task, members, inputs)
+                try:
+                    return self._rewrite_within(need, task, members, inputs, tasks_to_prefetch)
+                except DiskReservationExceeded:
+                    if everything:
+                        raise
+                    everything = True
+                except (OSError, OutOfBudget) as error:
+                    wait.before_retry(error)
         finally:
             staging.delete_cached_copies(inputs)
             self._update_round_costs()
 
-    def _rewrite_with_reserved_disk(
-        self, task: CompactionTask, source_ordinals: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
-    ) -> RewrittenGroup:
-        folder.mkdir()
+    def _needed_disk_bytes(self, task: CompactionTask, source_ordinals: Sequence[int], inputs: Sequence[FileToStage]) -> int:
+        staging, part = self._worker.staging, self._part_of_group(source_ordinals)
+        sources = [self._live[ordinal] for ordinal in source_ordinals]
+        most = int(part.source.table.size.sum()) if part else task.most_bytes
         interval = self._plan.policy.index_interval_bytes
-        answers = self._answers
-        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.cleaned_chunk_cache, answers.second_reader)
-        reservation.reserve_bytes_on_disk(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
-        part = self._part_of_group(source_ordinals)
-        cleaned = rewriting.rewrite_group(
-            task.start_offset,
-            [partial(answers.open_segment, ordinal, reservation) for ordinal in source_ordinals],
-            folder,
-            self._threads,
-            end_offset=task.end_offset,
-            filler_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
-            disk_reservation=reservation,
-        )
-        tally = NewSegmentBalanceBuilder(cleaned, self._key, self._limit)
-        if answers.gate is not None:
-            sources = [part.source] if part else [answers.sources[ordinal] for ordinal in source_ordinals]
-            mapped = partial(self._forward_read.memory_map_segment, reservation=reservation)
-            report = answers.gate.check_cleaned_group(
-                sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
-            )
-            self._costs.gate_keys = report.keys
-            self._costs.gate_coverage = report.coverage
-        balance = tally.compute_balance()
-        if part:
-            balance = balance_with_copies(part, balance, self._live[part.source.ordinal].content, self._key)
-        reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
-        return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.split_off_used(), balance, part)
+        need = rewrite_disk_bytes(sources, interval, staging.files_without_local_copy(inputs), max_output_bytes=most)
+        return min(need, staging.budget.total)
+
+    def _rewrite_within(
+        self,
+        reserved_bytes: int,
+        task: CompactionTask,
+        source_ordinals: tuple[int, ...],
+        inputs: Sequence[FileToStage],
+        tasks_to_prefetch: Sequence[CompactionTask],
+    ) -> RewrittenGroup:
+        staging, interval = self._worker.staging, self._plan.policy.index_interval_bytes
+        folder = staging.folder / f"group-{task.group}"
+        with staging.reserved_disk_space(reserved_bytes, f"group {task.group} of {self._partition}", inputs) as reservation:
+            for coming in tasks_to_prefetch:
+                self._prefetch_sources_of_task(coming)
+            try:
+                folder.mkdir()
+                answers = self._answers
+                rewriting = GroupRewriter(
+                    answers.survivors, self._rules, interval, self._limit, answers.cleaned_chunk_cache, answers.second_reader
+                )
+                reservation.reserve_bytes_on_disk(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
+                part = self._part_of_group(source_ordinals)
+                cleaned = rewriting.rewrite_group(
+                    task.start_offset,
+                    [partial(answers.open_segment, ordinal, reservation) for ordinal in source_ordinals],
+                    folder,
+                    self._threads,
+                    end_offset=task.end_offset,
+                    filler_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
+                    disk_reservation=reservation,
+                )
+                tally = NewSegmentBalanceBuilder(cleaned, self._key, self._limit)
+                if answers.gate is not None:
+                    sources = [part.source] if part else [answers.sources[ordinal] for ordinal in source_ordinals]
+                    mapped = partial(self._forward_read.memory_map_segment, reservation=reservation)
+                    report = answers.gate.check_cleaned_group(
+                        sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
+                    )
+                    self._costs.gate_keys = report.keys
+                    self._costs.gate_coverage = report.coverage
+                balance = tally.compute_balance()
+                if part:
+                    balance = balance_with_copies(part, balance, self._live[part.source.ordinal].content, self._key)
+                reservation.reserve_bytes_on_disk(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
+                return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.split_off_used(), balance, part)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
 
     def _part_of_group(self, source_ordinals: Sequence[int]) -> SegmentPartToRead | None:
         return self._answers.part_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None

@@ -437,7 +437,9 @@ class Simulated:
                         if world.rng.random() < 0.7:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
-                            retire_partition(ports, log, LEASE, KEPT, job=self.work(ports, world.rng) if world.rng.random() < 0.6 else WITHDRAWAL)
+                            retire_partition(
+                                ports, log, LEASE, KEPT, job=self.work(ports, world.rng) if world.rng.random() < 0.6 else WITHDRAWAL
+                            )
                     except StoreError:
                         log = open_partition_log(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
