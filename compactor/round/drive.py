@@ -50,7 +50,10 @@ class _Replan(Exception):
 
 
 class _LeaderSession(Session):
-    """``missing``: segments that the job must not read; None if its facts number all live segments."""
+    """Session of the process that leads.
+
+    missing: segments that the job must not read; None if its facts number all live segments.
+    """
 
     def __init__(self, leadership: Leadership, run: Run, run_id: str = "", missing: BrokerExpiredSegmentCache | None = None) -> None:
         super().__init__(run, f"{scratch_key_prefix(leadership.log)}{run_id}/")

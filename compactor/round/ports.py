@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -163,7 +164,7 @@ class Session:
 
     @property
     def earlier_scan_results(self) -> tuple[ScratchObject, ...]:
-        """Of an earlier attempt at the plan."""
+        """Return those of an earlier attempt at the plan."""
         return ()
 
     def scratch_object_key(self, name: str) -> str:
@@ -171,7 +172,7 @@ class Session:
         return f"{self._scratch_prefix}{name}"
 
     def record_scan_results(self, objects: Sequence[ScratchObject]) -> None:
-        """The objects must exist. Raises Fenced."""
+        """Record them for later attempts. The objects must exist. Raises Fenced."""
 
     def check(self, *, caller_only_waits: bool = False) -> None:
         """Raise Fenced if another process leads. A call counts as progress, without which the lease is not renewed, unless
@@ -179,7 +180,7 @@ class Session:
         """
 
 
-class Job(Generic[FactsT]):
+class Job(ABC, Generic[FactsT]):
     """Purpose of a round: compaction, or the publication of other bytes in place of live segments, for which the defaults are."""
 
     def is_due(self, state: PartitionState) -> bool:
@@ -194,19 +195,20 @@ class Job(Generic[FactsT]):
         """Return the log start by retention; None if nothing expires. Raises StoreError."""
         return None
 
+    @abstractmethod
     def gather(self, session: Session) -> AbstractContextManager[FactsT | None]:
         """Provide what a plan is made from, under leadership; None if there is nothing to do.
 
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def plan(self, facts: FactsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
         """Return None if nothing is to be done. Raises OutOfBudget if a group does not fit the disk budget, RoundPostponedError if the rate
         limit on metadata records does not admit the plan now.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def work(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: FactsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
@@ -217,7 +219,6 @@ class Job(Generic[FactsT]):
 
         :param facts: None if an earlier process made the plan.
         """
-        raise NotImplementedError
 
     def stats(self, run: Run) -> Stats:
         """For run history."""
@@ -227,8 +228,20 @@ class Job(Generic[FactsT]):
         """An exception stops the round, which stays in that stage."""
 
 
-class Withdrawal(Job[object]):
-    """For a process that cannot do the work of an open round: the round is undone, or published if readers have begun to change over."""
+class Withdrawal(Job[None]):
+    """Job of a process that cannot do the work of an open round: the round is undone, or published if readers have begun to change over."""
+
+    @override
+    def gather(self, session: Session) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @override
+    def plan(self, facts: None, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> None:
+        return None
+
+    @override
+    def work(self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: Session, facts: None) -> tuple[()]:
+        return ()
 
     @override
     def stats(self, run: Run) -> Stats:
