@@ -18,6 +18,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.remote_log import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.model.segment import SegmentState
 from compactor.round.drive import settle_intent
+from compactor.round.ports import Withdrawal
 from compactor.upkeep.retire import retire_partition
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import BROKER, MemoryBrokers
@@ -79,7 +80,7 @@ def test_objects_of_an_undone_round_are_left_to_the_process_that_retires(tmp_pat
     opened = brokers.opened()
     log = opened.open_partition_log(NAME)
     with hold_leadership(opened.ports, log, opened.lease) as leads:
-        settle_intent(leads, None)
+        settle_intent(leads, Withdrawal())
     made = {task.new_segment_id for task in plans[0].tasks}
 
     def ids_of_objects() -> set[str]:

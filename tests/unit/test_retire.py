@@ -13,6 +13,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.control.publication import undo_round
 from compactor.errors import StoreError, UsageError
 from compactor.round.drive import settle_intent
+from compactor.round.ports import Withdrawal
 from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing, uploaded
@@ -148,7 +149,7 @@ def test_a_process_that_deletes_no_segments_leaves_an_abandoned_round_to_the_nex
     ports = replace(lacking.ports, retention=ObjectRetention(deletes_segments=False))
     play.requests.clear()
     with hold_leadership(ports, lacking.log, LEASE) as leads:
-        settle_intent(leads, None)
+        settle_intent(leads, Withdrawal())
     assert [run.status for run in play.oracle.state.runs] == ["undone"]
     assert set(play.world.data.objects) == before > live_keys(play)
     assert not [what for what in play.requests if what.startswith(f"delete {NAME}/")]
