@@ -1,4 +1,7 @@
-"""Metrics as Prometheus sees them, and what conf/monitoring makes of them: dashboard, alerts, runbook."""
+"""Metrics as Prometheus sees them, and what conf/monitoring makes of them: dashboard, alerts, runbook.
+
+``python -m tests.unit.test_monitoring`` writes docs/reference/metrics.md from the help texts of the metrics.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from tests.support.tools_for_tests import program
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "monitoring"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
 KAFKAS = {
     "uncleanable_partitions_count",
     "uncleanable_bytes",
@@ -61,8 +65,31 @@ def families(text: str) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
+def metrics_page() -> str:
+    head = """# Metrics
+
+[daemon](../commands/daemon.md) and [agent](../commands/agent.md) serve these metrics at `/metrics`, in base units. Metrics without the
+prefix `tiered_compactor_` have the names and units of Kafka's LogCleaner and LogCleanerManager; `/metrics?names=own` leaves them out.
+`python -m tests.unit.test_monitoring` writes this page.
+"""
+    parts = [head]
+    for title, text in (("Daemon", daemon_metrics()), ("Agent", agent_metrics())):
+        parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|")
+        for family in families(text).values():
+            if not family.name.startswith("process_"):
+                labels = sorted({f"`{label}`" for sample in family.samples for label in sample.labels} - {"`le`"})
+                name = family.name + ("_total" if family.type == "counter" else "")
+                parts.append(f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
 def promtool(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([program("promtool"), *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_reference_lists_every_metric_with_its_help_text() -> None:
+    assert PAGE.read_text(encoding="utf-8") == metrics_page(), "python -m tests.unit.test_monitoring writes the page"
 
 
 def test_own_names_have_one_prefix_and_kafkas_are_there_beside_them() -> None:
@@ -194,3 +221,7 @@ def test_what_happened_long_ago_is_not_reclaimed_today() -> None:
     totals = DaemonPages(lambda: status, lambda name: None).status_page_document(PartitionListQuery()).totals
     sights = [schedule.status for schedule in status.schedules if schedule.status is not None]
     assert totals.reclaimed_24h_bytes == sum(partition_status.freed[1][1] for partition_status in sights) > 0
+
+
+if __name__ == "__main__":
+    PAGE.write_text(metrics_page(), encoding="utf-8")
