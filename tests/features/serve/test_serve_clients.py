@@ -27,11 +27,12 @@ from tests.support.endpoint import RecordTuple, served
 from tests.support.endpoint_clients import Family
 from tests.support.kafka_traffic import SILENT
 from tests.support.servers import ON_ALL_BUCKETS
+from tests.support.streams_table import GlobalTable
 from tests.support.tier_cli import TierCli
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
-FAMILIES = ("librdkafka", "Java", "Java 3.9.2", "kafka-python", "aiokafka", "franz-go")
+FAMILIES = ("librdkafka", "Java", "Java 3.8.1", "kafka-python", "aiokafka", "franz-go")
 SETTINGS: dict[str, dict[str, Any]] = {"publish": {"grace_ms": 0}, "cleaner": {"segment_bytes": 400, "delete_retention_ms": 0}}
 
 
@@ -93,6 +94,43 @@ def test_clients_stop_before_an_open_transaction_and_begin_at_a_raised_log_start
         committed, every = family.read(TOPIC, committed=True), family.read(TOPIC, committed=False)
     assert committed == [one for one in all_records(folder) if 3 <= one[0] < 12]
     assert every == [one for one in all_records(folder) if one[0] >= 3]
+
+
+def last_values(records: list[RecordTuple]) -> dict[bytes, bytes]:
+    """What a table of these records holds: records without a key are skipped, a tombstone removes its key."""
+    table: dict[bytes, bytes] = {}
+    for _, key, value in records:
+        if key is not None:
+            table.pop(key, None)
+            if value is not None:
+                table[key] = value
+    return table
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_global_table_of_kafka_streams_is_restored_and_follows_the_tier(tmp_path: Path, committed: bool) -> None:
+    cli = TierCli(tmp_path / "cli", SETTINGS)
+    log = log_of_transactions(15, 150)
+    cli.bring(log.write(tmp_path / "log", indexes=True, index_interval_bytes=100))
+    read = committed_records if committed else all_records
+
+    with served(cli.config) as endpoint:
+
+        def table(name: str) -> GlobalTable:
+            return GlobalTable(tmp_path / name, TOPIC, cluster=endpoint.address, records=endpoint.address, committed=committed)
+
+        with table("first") as running:
+            assert running.entries() == last_values(read(tmp_path / "log"))
+            cli.run()
+            cli.do("retire")
+            log.put("new=1", "k1=2")
+            log.put("k2")
+            cli.bring(log.write(tmp_path / "log", indexes=True, index_interval_bytes=100))
+            expected = last_values(read(tmp_path / "log"))
+            wait_for(lambda: running.entries() == expected)
+        with table("compacted") as running:
+            assert running.entries() == expected
+    assert endpoint.reader.damaged == 0
 
 
 def reader(address: str, fetch_bytes: int) -> Consumer:
