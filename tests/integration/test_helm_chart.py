@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import yaml
 
 from compactor.config.settings import load_settings
+from compactor.features.serve.access import require_safe_listener
+from compactor.features.serve.endpoint import parse_nodes
 from compactor.web.server import is_host_known
 from tests.support.go_tools import Unbuildable, go_tool
 
@@ -45,6 +48,9 @@ FULL = {
     "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     "podDisruptionBudget": {"enabled": True},
 }
+
+
+SERVE = {"enabled": True, "replicas": 2, "tlsSecret": "tls", "usersSecret": "users"}
 
 
 OF_THE_OPERATOR = ("ServiceMonitor", "PrometheusRule")
@@ -108,7 +114,7 @@ def test_values_that_are_none_are_refused(helm: Path, tmp_path: Path, change: di
 
 def test_helm_finds_nothing_to_say(helm: Path, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text(yaml.safe_dump(FULL))
+    file.write_text(yaml.safe_dump({**FULL, "serve": SERVE}))
     ran = subprocess.run([helm, "lint", "--strict", CHART, "--values", file], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stdout
 
@@ -155,3 +161,71 @@ def test_the_pages_answer_to_the_names_of_the_service(helm: Path, tmp_path: Path
     inside = [service, f"{service}.default", f"{service}.default.svc", f"{service}.default.svc.cluster.local"]
     assert [*settings.daemon.host_names] == [*inside, *more]
     assert all(is_host_known(f"{name}:8080", settings.daemon.host_names) for name in (*inside, *more))
+
+
+# ---- the endpoint for Kafka clients ----------------------------------------------------------------------------------------------
+
+
+def of_the_endpoint(helm: Path, folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Its manifests, by kind. The others are those of a chart without it."""
+    found = list(yaml.safe_load_all(rendered(helm, folder, values).stdout))
+    others = list(yaml.safe_load_all(rendered(helm, folder, {**values, "serve": {"enabled": False}}).stdout))
+    assert [one for one in found if one and one["metadata"]["name"] != "main-tiered-compactor-serve"] == [one for one in others if one]
+    return {one["kind"]: one for one in found if one and one not in others}
+
+
+@pytest.mark.parametrize("values", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_kubernetes_accepts_the_endpoint_whose_pods_are_not_the_daemons(helm: Path, tmp_path: Path, values: dict[str, Any]) -> None:
+    mine = of_the_endpoint(helm, tmp_path, {**values, "serve": SERVE | {"from": [{"podSelector": {}}], "podLabels": {"team": "data"}}})
+    optional = {"NetworkPolicy", "PodDisruptionBudget", "ServiceMonitor"} if values is FULL else set()
+    assert set(mine) == {"StatefulSet", "Service", *optional}
+    for kind, manifest in mine.items():
+        if kind not in OF_THE_OPERATOR:
+            for version in VERSIONS:
+                kubernetes_validate.validate(manifest, version, strict=True)
+    labels = mine["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    daemon = {one["kind"]: one for one in yaml.safe_load_all(rendered(helm, tmp_path, values).stdout) if one}
+    assert not daemon["Service"]["spec"]["selector"].items() <= labels.items()
+    assert mine["Service"]["spec"]["selector"].items() <= labels.items()
+    pod = mine["StatefulSet"]["spec"]["template"]["spec"]
+    assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert pod["securityContext"]["runAsNonRoot"]
+    if values is FULL:
+        ports = {rule["ports"][0]["port"]: rule["from"] for rule in mine["NetworkPolicy"]["spec"]["ingress"]}
+        assert ports == {"http": FULL["networkPolicy"]["from"], "kafka": [{"podSelector": {}}]}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("addresses", [[], ["reader-0.example.org:443", "reader-1.example.org:444"]])
+def test_each_replica_of_the_endpoint_knows_its_own_address(helm: Path, tmp_path: Path, addresses: list[str]) -> None:
+    stateful = of_the_endpoint(helm, tmp_path, {**MINIMAL, "serve": {**SERVE, "addresses": addresses}})["StatefulSet"]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each["value"] for each in container["env"]}
+    (tmp_path / "tiered-compactor.toml").write_text(TIER)
+    program = tmp_path / "tiered-compactor"
+    program.write_text('#!/bin/sh\n[ "$*" = serve ] && exec env\n')
+    program.chmod(0o755)
+    name = stateful["metadata"]["name"]
+    for number in range(2):
+        pod = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTNAME": f"{name}-{number}"}
+        ran = subprocess.run(container["command"], env=variables | pod, capture_output=True, text=True, timeout=60, check=True)
+        told = dict(line.split("=", 1) for line in ran.stdout.splitlines() if line.startswith("TIERED_COMPACTOR"))
+        settings = load_settings(str(tmp_path / "tiered-compactor.toml"), told).serve
+        require_safe_listener(settings, settings.listen.rpartition(":")[0])
+        me, nodes = parse_nodes(settings, settings.listen)
+        own = [f"{name}-{each}.{name}.default.svc:9192" for each in range(2)]
+        assert [f"{node.host}:{node.port}" for node in nodes] == (addresses or own)
+        assert me == nodes[number]
+    assert {f"{kind}:{each['containerPort']}" for each in container["ports"] for kind in [each["name"]]} == {
+        f"kafka:{settings.listen.rpartition(':')[2]}",
+        f"http:{settings.pages_listen.rpartition(':')[2]}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"tlsSecret": ""}, "tlsSecret"), ({"usersSecret": ""}, "usersSecret"), ({"addresses": ["one:1"]}, "1 addresses for 2 replicas")],
+)
+def test_an_endpoint_without_tls_or_users_is_not_installed(helm: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    ran = rendered(helm, tmp_path, {**MINIMAL, "serve": {**SERVE, **change}})
+    assert ran.returncode != 0
+    assert said in ran.stderr

@@ -34,3 +34,38 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "compactor.account" -}}
 {{- default (include "compactor.fullname" .) .Values.serviceAccount.name -}}
 {{- end -}}
+
+{{/* Pods of the endpoint have another name than those of the daemon, whose service, policy and budget select by it. */}}
+{{- define "compactor.serve.name" -}}
+{{- printf "%s-serve" (include "compactor.fullname" . | trunc 57 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "compactor.serve.selector" -}}
+app.kubernetes.io/name: {{ printf "%s-serve" (include "compactor.name" . | trunc 57 | trimSuffix "-") }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "compactor.serve.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "compactor.serve.selector" . }}
+{{- end -}}
+
+{{/* All replicas for [serve] nodes, as an array of TOML. */}}
+{{- define "compactor.serve.nodes" -}}
+{{- $serve := .Values.serve -}}
+{{- if and $serve.addresses (ne (len $serve.addresses) (int $serve.replicas)) -}}
+{{- fail (printf "serve.addresses has %d addresses for %d replicas" (len $serve.addresses) (int $serve.replicas)) -}}
+{{- end -}}
+{{- $name := include "compactor.serve.name" . -}}
+{{- $nodes := list -}}
+{{- range $number := until (int $serve.replicas) -}}
+{{- $address := printf "%s-%d.%s.%s.svc:%d" $name $number $name $.Release.Namespace (int $serve.port) -}}
+{{- if $serve.addresses -}}
+{{- $address = index $serve.addresses $number -}}
+{{- end -}}
+{{- $nodes = append $nodes (printf "%d@%s" $number $address) -}}
+{{- end -}}
+{{- $nodes | toJson -}}
+{{- end -}}
