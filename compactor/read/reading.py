@@ -201,6 +201,37 @@ def find_record_for_time(
     return None
 
 
+def find_newest_record(
+    tier: Tier,
+    partition: TopicPartition,
+    live_segments: Sequence[RemoteLogSegmentMetadata],
+    max_batch_bytes: int,
+    first_offset: int = 0,
+) -> RecordAtTime | None:
+    """First of the records with the largest timestamp, or None (Kafka: OffsetSpec.maxTimestamp).
+
+    A segment's own largest timestamp may be a control record's, or one before ``first_offset`` (inclusive).
+
+    :raises SegmentGone: if a segment was replaced meanwhile.
+    """
+    scratch, best = _ParseBuffers(), RecordAtTime(-1, -1)
+    for metadata in sorted(live_segments, key=lambda segment: -segment.max_timestamp_ms):
+        if metadata.max_timestamp_ms <= best.timestamp_ms:
+            break
+        if metadata.end_offset < first_offset:
+            continue
+        for piece in SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes).read_pieces(0, piece_bytes=1 << 20):
+            table = piece.source.table
+            late = (table.control == NOT_CONTROL) & ((table.max_timestamp > best.timestamp_ms) | (table.magic < 2))
+            for selection in scratch.parse_flagged_batches(piece, late, max_batch_bytes):
+                rows = selection.rows
+                times = np.where(rows.offset >= first_offset, rows.timestamp, -1)
+                if len(times) and times.max() > best.timestamp_ms:
+                    newest = int(times.argmax())
+                    best = RecordAtTime(int(rows.offset[newest]), int(times[newest]))
+    return best if best.offset >= 0 else None
+
+
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
     """Offset of the first live record at ``timestamp_ms`` or later, or None. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes

@@ -215,10 +215,8 @@ def test_each_replica_of_the_endpoint_knows_its_own_address(helm: Path, tmp_path
         own = [f"{name}-{each}.{name}.default.svc:9192" for each in range(2)]
         assert [f"{node.host}:{node.port}" for node in nodes] == (addresses or own)
         assert me == nodes[number]
-    assert {f"{kind}:{each['containerPort']}" for each in container["ports"] for kind in [each["name"]]} == {
-        f"kafka:{settings.listen.rpartition(':')[2]}",
-        f"http:{settings.pages_listen.rpartition(':')[2]}",
-    }
+        listens = {"kafka": settings.listen, "http": settings.pages_listen}
+        assert {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in container["ports"]} == listens
 
 
 @pytest.mark.parametrize(

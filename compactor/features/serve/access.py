@@ -122,9 +122,10 @@ class Login:
         self.user = ANYONE
         self.stage = Stage.AUTHENTICATED if users is None else Stage.NEW
 
-    def may_send(self, request: Request) -> bool:
+    def may_send(self, key: int) -> bool:
+        """Return whether a request of a type may be sent now."""
         allowed = ALLOWED[self.stage]
-        return allowed is None or request.key in allowed
+        return allowed is None or key in allowed
 
     def answer(self, request: Request) -> Any | None:
         """Response to a SASL request; None for others."""

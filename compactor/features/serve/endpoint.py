@@ -40,6 +40,10 @@ JOINED: Final = 64 << 10
 LEAST_RESPONSE: Final = 64 << 10
 """Bytes of records that a response may hold when all responses together have reached their budget."""
 LOAD_THREADS: Final = 16
+LOGIN_BYTES: Final = 64 << 10
+"""Largest frame before a login."""
+CLIENT_ID_CHARS: Final = 100
+"""Characters of a client id that are kept."""
 REFUSED_S: Final = 0.1
 """Pause before the answer to a login that failed, as Kafka's connection.failed.authentication.delay.ms."""
 _MARK: Final = bytes.fromhex("5e7e0a7c16c34f0e9d21b4c8a3f06d11")
@@ -136,18 +140,23 @@ class Endpoint:
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def request_settings_change(self, settings: Settings) -> None:
-        """Only the file of users is read again; other settings of [serve] take effect at the next start."""
+        """Only the file of users and the certificate are read again; other settings of [serve] take effect at the next start."""
         if self.settings.users_file:
             try:
                 self._users = access.load_users(self.settings.users_file)
             except UsageError as error:
                 self._log(f"the users stay as they are: {error}", level=logging.ERROR)
+        try:
+            self._tls = access.tls_context(self.settings)
+        except UsageError as error:
+            self._log(f"the certificate stays as it is: {error}", level=logging.ERROR)
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         cluster_id = await asyncio.to_thread(_cluster_id, self.tier)
         self.requests = Requests(self.partitions, self.reader, self.me, self.nodes, cluster_id, self._reserve)
-        server = await asyncio.start_server(self._accept, sock=self._socket, ssl=self._tls, limit=SLICE)
+        # TLS begins in ``_accept``: a client that does not finish its handshake is a connection, too.
+        server = await asyncio.start_server(self._accept, sock=self._socket, limit=SLICE)
         watch = asyncio.ensure_future(self._watch())
         try:
             await self._stop.wait()
@@ -194,12 +203,15 @@ class Endpoint:
             return
         self._tasks.add(task)
         self.state.accepted += 1
-        # The socket must not run empty while the next slice is prepared.
-        writer.transport.set_write_buffer_limits(high=SLICE)
         peer = writer.get_extra_info("peername")
         connection = Connection(f"{peer[0]}:{peer[1]}" if peer else "", time.monotonic())
         self.state.connections[id(connection)] = connection
         try:
+            if self._tls is not None:
+                # Nothing is awaited before: what a client sends would not reach the handshake.
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self.settings.request_timeout_ms / 1000)
+            # The socket must not run empty while the next slice is prepared.
+            writer.transport.set_write_buffer_limits(high=SLICE)
             await self._converse(reader, writer, connection)
         except InvalidFrame as error:
             self.state.invalid_frames += 1
@@ -221,12 +233,10 @@ class Endpoint:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
         login = access.Login(self._users)
         while True:
-            frame = await self._read_frame(reader, login)
-            request = decode_request(frame)
-            if not login.may_send(request):
-                raise InvalidFrame("it must authenticate first")
+            frame = await self._read_frame(reader, login, connection)
+            request = decode_request(frame, login.may_send)
             connection.requests += 1
-            connection.client_id = request.client_id or connection.client_id
+            connection.client_id = request.client_id[:CLIENT_ID_CHARS] or connection.client_id
             response = login.answer(request)
             if response is None:
                 response = await self._answer(request, login.user)
@@ -241,15 +251,17 @@ class Endpoint:
             if login.stage is access.Stage.REFUSED:
                 return
 
-    async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login) -> bytes:
-        # Who does not log in must not hold one of the connections for long.
-        is_known = login.stage is access.Stage.AUTHENTICATED
-        async with asyncio.timeout((self.settings.idle_ms if is_known else self.settings.request_timeout_ms) / 1000):
+    async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login, connection: Connection) -> bytes:
+        limit, limit_s, wait_s = self.settings.max_request_bytes, self.settings.request_timeout_ms / 1000, self.settings.idle_ms / 1000
+        if login.stage is not access.Stage.AUTHENTICATED:
+            # Who does not log in must not hold one of the connections for long, nor memory.
+            limit, wait_s = min(limit, LOGIN_BYTES), connection.since_s + limit_s - time.monotonic()
+        async with asyncio.timeout(wait_s):
             head = await reader.readexactly(4)
         size = int.from_bytes(head, "big", signed=True)
-        if not 0 < size <= self.settings.max_request_bytes:
-            raise InvalidFrame(f"a request of {size} bytes; allowed are {self.settings.max_request_bytes} (max_request_bytes)")
-        async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
+        if not 0 < size <= limit:
+            raise InvalidFrame(f"a request of {size} bytes; allowed are {limit} (max_request_bytes, less before a login)")
+        async with asyncio.timeout(limit_s):
             return await reader.readexactly(size)
 
     async def _answer(self, request: Request, user: access.User) -> Any:

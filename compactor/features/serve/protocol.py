@@ -6,11 +6,14 @@ The message types and their encoding are kafka-python's. A frame is four bytes o
 from __future__ import annotations
 
 import base64
+import re
 import uuid
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from kafka.protocol import admin, consumer, metadata, producer, sasl
+from kafka.protocol.data_container import DataContainer
 
 from compactor.constants import TopicId
 
@@ -70,6 +73,12 @@ APIS: Final[dict[int, Api]] = {
 }
 
 
+MOST_ROWS: Final = 50_000
+"""Number of topics, partitions and the like in a request: each costs memory and time, and others wait."""
+_ENDLESS_NUMBER: Final = re.compile(rb"[\x80-\xff]{4096}")
+"""kafka-python reads a varint of any length, in a time that grows with the square of it: minutes for a frame of 2 MiB."""
+
+
 class InvalidFrame(Exception):
     """Raised if a frame is not a known request. The connection is closed."""
 
@@ -84,8 +93,11 @@ class Request(NamedTuple):
     body: Any
 
 
-def decode_request(frame: bytes) -> Request:
-    """The frame is without its length. Raises InvalidFrame."""
+def decode_request(frame: bytes, may_send: Callable[[int], bool] = lambda key: True) -> Request:
+    """The frame is without its length. Raises InvalidFrame.
+
+    :param may_send: whether the client may send a type of request now; others are not decoded.
+    """
     if len(frame) < 8:
         raise InvalidFrame("it is shorter than a request header")
     key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
@@ -93,15 +105,27 @@ def decode_request(frame: bytes) -> Request:
     api = APIS.get(key)
     if api is None:
         raise InvalidFrame(f"the request type {key} is not served")
+    if not may_send(key):
+        raise InvalidFrame("it must authenticate first")
     if not api.first <= version <= api.last:
         if key == metadata.ApiVersionsRequest.API_KEY:
             return Request(key, version, correlation_id, "", None)
         raise InvalidFrame(f"version {version} of {api.request.__name__} is not served")
+    if _ENDLESS_NUMBER.search(frame):
+        raise InvalidFrame(f"{api.request.__name__} has a number without an end")
     try:
         body = api.request.decode(frame, version=version, header=True)
     except Exception as error:  # whatever the decoder makes of arbitrary bytes, they are no request
         raise InvalidFrame(f"{api.request.__name__} cannot be read: {type(error).__name__}") from error
+    # Each row is at least one byte.
+    if len(frame) > MOST_ROWS and (rows := _count_rows(body)) > MOST_ROWS:
+        raise InvalidFrame(f"{api.request.__name__} has {rows} rows; allowed are {MOST_ROWS}")
     return Request(key, version, correlation_id, body.header.client_id or "", body)
+
+
+def _count_rows(message: Any) -> int:
+    lists = (value for name in message.fields if isinstance(value := getattr(message, name, None), list))
+    return sum(len(rows) + sum(_count_rows(row) for row in rows if isinstance(row, DataContainer)) for rows in lists)
 
 
 def encode_response(request: Request, response: Any) -> bytearray:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kafka.protocol import admin, consumer, metadata, producer
 
@@ -23,13 +23,16 @@ from compactor.features.serve.partitions import UNDEFINED, Node, Partitions, Rec
 from compactor.features.serve.protocol import ErrorCode, Request, api_versions
 from compactor.model.ids import TopicPartition
 from compactor.read.pieces import SegmentGone
-from compactor.read.reading import find_record_for_time
+from compactor.read.reading import find_newest_record, find_record_for_time
 
+T = TypeVar("T")
 LATEST, EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 TOPIC_RESOURCE = 2
 _READ_ONLY = "this endpoint only reads a tier: write to the cluster itself"
 
 _MAX_WAIT_MS = 60_000
+ROWS_AT_ONCE = 100
+"""Number of topics or partitions of a request after which other clients get a turn."""
 NEXT_POLL_S = 0.25
 """Shortest time between two looks for new records while a fetch waits."""
 CONFIGS: Final[Mapping[str, str]] = {
@@ -118,7 +121,7 @@ class Requests:
         wanted = request.body.topics
         if wanted is None or (request.version == 0 and not wanted):
             wanted = [name for name in sorted(topics) if user.may_read(name)]
-        found = [await self._wanted_topic(topic, topics, user) for topic in wanted]
+        found = [await self._wanted_topic(topic, topics, user) async for topic in _interleaved(wanted)]
         # A control log that cannot be read leaves its partition without a leader epoch: what is wrong is the answer to a fetch, and the
         # other partitions are not affected.
         names = {name for name, _, code in found if name is not None and code is ErrorCode.NONE}
@@ -259,9 +262,9 @@ class Requests:
         committed = request.version >= 2 and request.body.isolation_level == 1
         await self._refresh((topic.name, wanted.partition_index) for topic in request.body.topics for wanted in topic.partitions)
         topics = []
-        for topic in request.body.topics:
+        async for topic in _interleaved(request.body.topics):
             rows = []
-            for wanted in topic.partitions:
+            async for wanted in _interleaved(topic.partitions):
                 code, view = await self._partition_view(topic.name, wanted.partition_index, wanted.current_leader_epoch, user)
                 timestamp, offset = UNDEFINED, UNDEFINED
                 if code is ErrorCode.NONE and view is not None:
@@ -284,16 +287,17 @@ class Requests:
             return ErrorCode.NONE, UNDEFINED, view.bound(committed=committed)
         if timestamp == EARLIEST:
             return ErrorCode.NONE, UNDEFINED, view.start
-        if timestamp == _MAX_TIMESTAMP:
-            timestamp = max((segment.max_timestamp_ms for segment in view.segments), default=UNDEFINED)
-        if timestamp < 0:
+        if timestamp < 0 and timestamp != _MAX_TIMESTAMP:
             return ErrorCode.NONE, UNDEFINED, UNDEFINED
         limit = self.tier.settings.cleaner.max_decompressed_batch_bytes
         try:
             for _ in range(5):
+                where = self.tier, view.partition, view.segments
                 try:
                     found = await self._partitions.run(
-                        partial(find_record_for_time, self.tier, view.partition, view.segments, timestamp, limit, view.start)
+                        partial(find_newest_record, *where, limit, view.start)
+                        if timestamp == _MAX_TIMESTAMP
+                        else partial(find_record_for_time, *where, timestamp, limit, view.start)
                     )
                 except SegmentGone:
                     view = await self._partitions.view(view.partition, 0)
@@ -309,9 +313,9 @@ class Requests:
         response = consumer.OffsetForLeaderEpochResponse
         topic_response = response.OffsetForLeaderTopicResult
         topics = []
-        for topic in request.body.topics:
+        async for topic in _interleaved(request.body.topics):
             rows = []
-            for wanted in topic.partitions:
+            async for wanted in _interleaved(topic.partitions):
                 code, view = await self._partition_view(topic.topic, wanted.partition, wanted.current_leader_epoch, user)
                 epoch, end = (
                     view.end_of_epoch(wanted.leader_epoch) if code is ErrorCode.NONE and view is not None else (UNDEFINED, UNDEFINED)
@@ -344,12 +348,12 @@ class Requests:
     async def _read_topics(self, request: Request, user: User, budget: int, *, committed: bool) -> tuple[list[Any], int, bool]:
         """Topics of a Fetch response, the bytes of their records, and whether it must not wait for more."""
         topics, size, is_urgent = [], 0, False
-        names = [await self._topic_of_fetch(topic, request.version) for topic in request.body.topics]
+        names = [await self._topic_of_fetch(topic, request.version) async for topic in _interleaved(request.body.topics)]
         asked = zip(names, request.body.topics, strict=True)
         await self._refresh((name, wanted.partition) for name, topic in asked if isinstance(name, str) for wanted in topic.partitions)
-        for name, topic in zip(names, request.body.topics, strict=True):
+        async for name, topic in _interleaved(zip(names, request.body.topics, strict=True)):
             rows = []
-            for wanted in topic.partitions:
+            async for wanted in _interleaved(topic.partitions):
                 if isinstance(name, ErrorCode):
                     read = Read(name, None, [], [])
                 elif request.version >= 13 and not user.may_read(name):
@@ -402,6 +406,14 @@ class Requests:
             preferred_read_replica=-1,
             records=read.chunks or b"",
         )
+
+
+async def _interleaved(rows: Iterable[T]) -> AsyncIterator[T]:
+    """Yield rows, and let other clients be answered in between."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if not number % ROWS_AT_ONCE:
+            await asyncio.sleep(0)
 
 
 def longest_wait_s(request: Request) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from kafka.protocol.admin import CreateTopicsRequest, DescribeClusterRequest, DescribeConfigsRequest
 from kafka.protocol.consumer import JoinGroupRequest, OffsetCommitRequest, OffsetFetchRequest
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from compactor.config.settings import ServeSettings
@@ -29,7 +30,7 @@ from compactor.model.ids import TopicPartition
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
 from tests.support.endpoint import Client, fetch_request, served
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import TierCli, batches_of
 from tests.support.waiting import wait_for
 
 TOPIC = "orders"
@@ -78,6 +79,75 @@ def test_offsets_by_place_and_by_time(client: Client) -> None:
     for timestamp, expected in asked.items():
         row = client.offset(TOPIC, timestamp)
         assert (row.error_code, row.offset, row.timestamp) == (0, *expected), timestamp
+
+
+def test_the_largest_timestamp_is_a_readable_records(tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "cli")
+    log = LogBuilder()
+    log.put("a=1", "b=1", "c=1", times=[5_000, 9_000, 9_000])
+    log.roll()
+    log.put("d=1", times=[7_000], pid=3, txn=True)
+    log.put("e=1", times=[8_000])
+    log.time = 20_000
+    log.commit(3)  # a control record, which nobody reads
+    cli.bring(log.write(tmp_path / "log"))
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        for start, expected in ((0, (1, 9_000)), (2, (2, 9_000)), (3, (4, 8_000)), (5, (-1, -1))):
+            cli.do("topics", "delete-records", "orders-0", "--before", str(start))
+            wait_for(lambda start=start: client.offset(TOPIC, -2).offset == start)  # type: ignore[misc]
+            row = client.offset(TOPIC, -3)
+            assert (row.error_code, row.offset, row.timestamp) == (0, *expected), start
+
+
+def test_offsets_by_time_are_those_of_the_records_that_a_round_left(tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}, "cleaner": {"segment_bytes": 400, "delete_retention_ms": 0}})
+    draw, log = random.Random(3), LogBuilder()
+    for number in range(60):
+        log.put(*(f"k{draw.randrange(9)}={number}" for _ in range(2)), times=[1_000 + number + draw.randrange(200) for _ in range(2)])
+        if draw.random() < 0.2:
+            log.roll()
+    cli.bring(log.write(tmp_path / "log", indexes=True, index_interval_bytes=100))
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        for round_number in range(2):
+            if round_number:
+                cli.run()
+                cli.do("retire")
+            folder = cli.export(tmp_path / f"export {round_number}")
+            records = [(one.offset, one.timestamp) for batch in batches_of(folder) if not batch.control for one in batch.records]
+            for time_ms in range(990, 1_280, 7):
+                row = client.offset(TOPIC, time_ms)
+                assert (row.offset, row.timestamp) == next((one for one in records if one[1] >= time_ms), (-1, -1))
+            newest = max(time_ms for _, time_ms in records)
+            assert client.offset(TOPIC, -3).offset == next(offset for offset, time_ms in records if time_ms == newest)
+
+
+def test_a_partition_whose_records_are_all_deleted_is_empty(cli: TierCli) -> None:
+    cli.do("topics", "delete-records", "orders-0", "--before", "6")
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        assert [client.offset(TOPIC, place).offset for place in (-2, -1, -3, 0)] == [6, 6, -1, -1]
+        codes = [client.fetch(TOPIC, offset).error_code for offset in (5, 6, 7)]
+        assert codes == [ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE]
+
+
+@pytest.mark.parametrize("name", ["a.b_c-1.x", "x" * 240])
+def test_names_with_dots_and_long_ones_are_served_by_name_and_by_id(tmp_path: Path, name: str) -> None:
+    cli = TierCli(tmp_path / "cli")
+    cli.named = f"{name}-0"
+    log = LogBuilder()
+    log.put("a=1")
+    cli.bring(log.write(tmp_path / "log"))
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        topic_id = client.metadata(name).topics[0].topic_id
+        wanted = MetadataRequest.MetadataRequestTopic
+        ids = [wanted(topic_id=one, name=None) for one in (topic_id, uuid.UUID(int=5), uuid.UUID(int=0))]
+        topics = client.ask(MetadataRequest(topics=ids, allow_auto_topic_creation=False)).topics
+        unknown = ErrorCode.UNKNOWN_TOPIC_ID
+        assert [(topic.name, topic.error_code) for topic in topics] == [(name, 0), (None, unknown), (None, unknown)]
+        assert bytes(client.fetch("", 0, version=17, topic_id=topic_id).records) == bytes(client.fetch(name, 0, version=4).records)
+        for offset in (2**63 - 1, -(2**63), 2**31):
+            assert client.fetch(name, offset).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        for partition in (-1, 1, 2**31 - 1):
+            assert client.fetch(name, 0, partition=partition).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_leader_epochs_end_where_the_next_one_begins(client: Client) -> None:
