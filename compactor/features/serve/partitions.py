@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,7 +124,9 @@ class Partitions:
         self._pool = pool
         self._clock_s = clock_s
         self._topics: dict[str, dict[int, TopicPartition]] = {}
-        self._names: dict[uuid.UUID, str] = {}
+        self._names: dict[uuid.UUID, list[str]] = {}
+        self._named: Mapping[str, Mapping[int, TopicPartition]] = {}
+        """Topics for which ``_names`` was made."""
         self._listed_s = -UNHINTED_S
         self._listing = asyncio.Lock()
         self._logs: dict[TopicPartition, PartitionLog] = {}
@@ -160,16 +162,29 @@ class Partitions:
         return (await self.topics()).get(topic, {}).get(number)
 
     async def topic_name(self, topic_id: uuid.UUID) -> str | None:
-        """Return None if the topic was created again, or is not in the tier."""
-        if topic_id not in self._names:
-            topics = await self.topics()
-            await self.refresh([next(iter(partitions.values())) for partitions in topics.values()])
-            for topic in topics:
-                if (known := await self.topic_id(topic)) is not None and known.int:
-                    self._names[known] = topic
-        name = self._names.get(topic_id)
+        """Return None if the topic was created again, is not in the tier, or is one of several with this id."""
+        names = await self.names_of_id(topic_id)
         # The name may be another topic's by now.
-        return name if name is not None and await self.topic_id(name) == topic_id else None
+        return names[0] if len(names) == 1 and await self.topic_id(names[0]) == topic_id else None
+
+    async def names_of_id(self, topic_id: uuid.UUID) -> Sequence[str]:
+        """Topics with an id. They are several if one log was imported under several names.
+
+        Raises UsageError, StoreError.
+        """
+        topics = await self.topics()
+        if topic_id in self._names and topics is self._named:
+            return self._names[topic_id]
+        first = [next(iter(partitions.values())) for partitions in topics.values()]
+        await self.refresh(first if topic_id not in self._names else [name for name in first if name not in self._views])
+        names: dict[uuid.UUID, list[str]] = {}
+        for topic, partitions in topics.items():
+            known = {self._views[name].topic_id for name in partitions.values() if name in self._views}
+            for one in known:
+                if one.int:
+                    names.setdefault(one, []).append(topic)
+        self._names, self._named = names, topics
+        return names.get(topic_id, ())
 
     async def topic_id(self, topic: str) -> uuid.UUID | None:
         """Zero if the topic has no id; None if the tier does not hold it, or all its control logs are damaged.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -126,12 +127,13 @@ class Requests:
         # other partitions are not affected.
         names = {name for name, _, code in found if name is not None and code is ErrorCode.NONE}
         await self._partitions.refresh([partition for name in names for partition in topics[name].values()])
+        shared = await self._shared_ids(topics[name] for name in names)
         return response(
             throttle_time_ms=0,
             brokers=[response.MetadataResponseBroker(node_id=node.id, host=node.host, port=node.port, rack=None) for node in self._nodes],
             cluster_id=self._cluster_id,
             controller_id=min(node.id for node in self._nodes),
-            topics=[self._topic_metadata(name, topic_id, code, topics) for name, topic_id, code in found],
+            topics=[self._topic_metadata(name, topic_id, code, topics, shared) for name, topic_id, code in found],
         )
 
     async def _wanted_topic(self, topic: Any, topics: Collection[str], user: User) -> tuple[str | None, Any, ErrorCode]:
@@ -145,16 +147,26 @@ class Requests:
             return name, None, self.counts.error(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         return name, None, ErrorCode.NONE if name in topics else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def _topic_metadata(self, name: str | None, topic_id: Any, code: ErrorCode, topics: Mapping[str, Mapping[int, TopicPartition]]) -> Any:
+    async def _shared_ids(self, topics: Iterable[Mapping[int, TopicPartition]]) -> frozenset[uuid.UUID]:
+        """Ids of more than one topic. A client that fetched by such an id could be given the other topic's records."""
+        views = (self._partitions.last_view(partition) for partitions in topics for partition in partitions.values())
+        ids = {view.topic_id for view in views if view is not None and view.topic_id.int}
+        return frozenset([one async for one in _interleaved(ids) if len(await self._partitions.names_of_id(one)) > 1])
+
+    def _topic_metadata(
+        self, name: str | None, topic_id: Any, code: ErrorCode, topics: Mapping[str, Mapping[int, TopicPartition]],
+        shared: frozenset[uuid.UUID],
+    ) -> Any:  # fmt: skip
         response = metadata.MetadataResponse
         partitions: list[TopicPartition] = []
         if code is ErrorCode.NONE and name is not None:
             partitions = [partition for _, partition in sorted(topics[name].items())]
         views = [self._partitions.last_view(partition) for partition in partitions]
+        known = next((view.topic_id for view in views if view is not None), topic_id)
         return response.MetadataResponseTopic(
             error_code=code,
             name=name,
-            topic_id=next((view.topic_id for view in views if view is not None), topic_id),
+            topic_id=uuid.UUID(int=0) if known in shared else known,
             is_internal=False,
             partitions=[self._partition_metadata(partition, view) for partition, view in zip(partitions, views, strict=True)],
         )

@@ -150,6 +150,21 @@ def test_names_with_dots_and_long_ones_are_served_by_name_and_by_id(tmp_path: Pa
             assert client.fetch(name, 0, partition=partition).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_topics_that_were_imported_from_one_log_are_told_apart_by_name(tmp_path: Path, cli: TierCli) -> None:
+    cli.named = "copy-0"
+    other = LogBuilder()  # with the id of the first topic
+    other.put("z=1")
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        topic_id = client.metadata(TOPIC).topics[0].topic_id
+        assert client.fetch("", 0, version=17, topic_id=topic_id).error_code == 0
+        cli.bring(other.write(tmp_path / "other"))
+        # By this id, a client could get the other topic's records. A client that knows it asks for metadata again, and then by name.
+        wait_for(lambda: client.fetch("", 0, version=17, topic_id=topic_id).error_code == ErrorCode.UNKNOWN_TOPIC_ID)
+        assert [topic.topic_id for topic in client.metadata(TOPIC, "copy").topics] == [None, None]
+        assert [key for _, key, _ in client.read_all("copy", committed=True)] == [b"z"]
+        assert len(client.read_all(TOPIC, committed=True)) == 6
+
+
 def test_leader_epochs_end_where_the_next_one_begins(client: Client) -> None:
     ends = {0: (0, 2), 1: (0, 2), 3: (3, 5), 4: (4, 6), 5: (-1, -1)}
     for epoch, expected in ends.items():
