@@ -164,7 +164,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_summaries(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
-    replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if includes_replaced_segments else 0
+    replaced = sum(summary.waiting_bytes for summary in found) if includes_replaced_segments else 0
     return sum(summary.bytes for summary in found) + replaced
 
 

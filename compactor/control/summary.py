@@ -217,6 +217,14 @@ class PartitionSummary(StrictFrozenModel):
         return max(self.start_offset, self.log_start_offset or 0)
 
     @property
+    def current_leader(self) -> CompactorLeader | None:
+        return self.leader if self.leader is not None and not self.leader.released else None
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(group.size_bytes for group in self.waiting)
+
+    @property
     def has_open_transaction(self) -> bool:
         return self.has_segments and self.live[-1].open_txn_offset >= 0
 

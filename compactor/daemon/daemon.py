@@ -28,13 +28,13 @@ from compactor.daemon.partition_cache import PartitionSummaryCache, create_chang
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
     DaemonAction,
+    Due,
     JobOutcome,
     JobResources,
     JobResult,
     OutputSchedule,
     PartitionJob,
     PartitionSchedule,
-    PartitionStatus,
     check_stores_writable,
     choose_jobs,
     execute_job,
@@ -133,7 +133,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._cache.use_settings_of_tier(self._tier)
         now = self._tier.ports.clock_ms()
         for name, schedule in self._schedules.items():
-            self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
+            self._schedules[name] = replace(schedule, due=self._cache.judge(name, now) or schedule.due)
 
     @override
     def _scan_interval_s(self) -> float:
@@ -169,15 +169,15 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.latest_hour_ms:
             return
         control = self._tier.ports.control
-        statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
+        judged = [schedule.due for schedule in self._schedules.values() if schedule.due is not None]
         try:
-            trend = with_current_hour_figures(merged_storage_trend(read_storage_trend(control), self._trend), statuses, now_ms)
+            trend = with_current_hour_figures(merged_storage_trend(read_storage_trend(control), self._trend), judged, now_ms)
             write_storage_trend(control, trend)
         except Stopped:
             return
         except CompactorError as error:
             self._log(f"the figures of this hour are not stored: {error}", level=logging.WARNING)
-            trend = with_current_hour_figures(self._trend, statuses, now_ms)
+            trend = with_current_hour_figures(self._trend, judged, now_ms)
         self._trend = trend
 
     def _abort_abandoned_uploads(self, now_ms: int) -> None:
@@ -251,7 +251,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         if not self._schedules:
             hints = {str(name): hint for name, hint in report.hints.items()}
             poll = idle_poll_interval_ms(len(hints))
-            for name, (seen, polled_ms) in self._cache.load_unchanged_statuses(hints, poll, now_ms).items():
+            for name, (seen, polled_ms) in self._cache.load_unchanged(hints, poll, now_ms).items():
                 self._schedules[name] = self._with_output_schedule(
                     schedule_restored_after_restart(name, report.hints[name], seen, polled_ms, poll)
                 )
@@ -302,7 +302,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._record_poll_results(polls, now_ms)
         self._cache.save_poll_times()
 
-    def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
+    def _record_poll_results(self, polls: dict[TopicPartition, Future[Due]], now_ms: int) -> None:
         for name, poll in polls.items():
             schedule = self._schedules[name]
             try:
@@ -319,9 +319,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                 if not schedule.unreadable:
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
-    def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
+    def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> Due:
         self.stop.raise_if_stopped()
-        return self._cache.poll_partition(schedule.partition, schedule.hint, schedule.status, now_ms)
+        return self._cache.poll_partition(schedule.partition, schedule.hint, schedule.due, now_ms)
 
     # --- jobs ---
 
@@ -330,9 +330,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         catalog = self._tier.catalog.state
         self._running[job.partition] = job
         schedule, now = self._schedules[job.partition], self._tier.ports.clock_ms()
-        slot = schedule.status.slot if schedule.status is not None else -1
+        slot = schedule.due.summary.slot if schedule.due is not None else -1
         progress = self._monitor.record_job_start(job, schedule, now)
-        why = f": {schedule.status.reason}" if schedule.status is not None and job.action is DaemonAction.ROUND else ""
+        why = f": {schedule.due.reason}" if schedule.due is not None and job.action is DaemonAction.ROUND else ""
         self._log(f"{job.action.value} begins{why}", level=logging.DEBUG, partition=str(job.partition))
 
         def run_job() -> None:
@@ -438,7 +438,7 @@ def job_result_log_level(result: JobResult) -> int:
     return logging.WARNING if result.status in (RoundStatus.OUT_OF_BUDGET, RoundStatus.FENCED) else logging.INFO
 
 
-def _failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
+def _failed_by_store(poll_result: Future[Due]) -> bool:
     return isinstance(poll_result.exception(), StoreError)
 
 

@@ -60,7 +60,7 @@ ALIASES = {
 
 def _log_cleaner_values(status: DaemonStatus) -> dict[str, float]:
     """Times are in seconds, shares from 0 to 1."""
-    seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
+    seen = [schedule.due for schedule in status.schedules if schedule.due is not None]
     bad = [schedule.verdict for schedule in status.schedules_with_blocked_rounds if schedule.verdict is not None]
     totals = status.totals
     return {
@@ -92,26 +92,28 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
 
 
 def _sort_key_by_importance(schedule: PartitionSchedule) -> tuple[bool, int, str]:
-    dirty = schedule.status.dirty_bytes if schedule.status else 0
+    dirty = schedule.due.dirty_bytes if schedule.due else 0
     return (not schedule.blocked_reason, -dirty, str(schedule.partition))
 
 
 def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    shown = sorted((schedule for schedule in status.schedules if schedule.status is not None), key=_sort_key_by_importance)[:MOST_LABELLED]
+    shown = sorted((schedule for schedule in status.schedules if schedule.due is not None), key=_sort_key_by_importance)[:MOST_LABELLED]
     described = {
         "first_dirty_offset": f"First offset that is not clean, for the {MOST_LABELLED} partitions that are blocked or have most to clean",
         "end_offset": "Last offset in the tier, for the same partitions",
         "dirty_bytes": "Bytes of dirty segments, for the same partitions",
         "live_bytes": "Bytes of live segments, for the same partitions",
     }
-    statuses = [schedule.status for schedule in shown if schedule.status is not None]
-    yield from partition_gauges(described, ((s.partition, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in statuses))
+    found = [(schedule.due.summary, schedule.due.dirty_bytes) for schedule in shown if schedule.due is not None]
+    yield from partition_gauges(
+        described, ((s.topic_partition, (s.first_dirty_offset, s.end_offset, dirty, s.bytes)) for s, dirty in found)
+    )
     yield make_gauge("partitions_labelled", "Partitions that have time series of their own", len(shown))
 
 
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
+    seen = [schedule.due for schedule in status.schedules if schedule.due is not None]
+    due = [startable for schedule in status.schedules if (startable := schedule.startable) is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
     contents = [one.output.content for one in status.schedules if one.output is not None and one.output.content is not None]
@@ -119,17 +121,17 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     yield from make_gauges(
         (
             ("partitions", "Partitions of the tier", len(status.schedules)),
-            ("segments", "Live segments", sum(one.segments for one in seen)),
+            ("segments", "Live segments", sum(one.summary.segments for one in seen)),
             ("partitions_due", "Partitions for which a round is due, without paused and blocked ones", len(due)),
             (
                 "due_bytes",
                 "Dirty bytes of partitions for which a round is due, without paused and blocked ones",
                 sum(one.dirty_bytes for one in due),
             ),
-            ("total_live_bytes", "Bytes of live segments of all partitions", sum(one.bytes for one in seen)),
+            ("total_live_bytes", "Bytes of live segments of all partitions", sum(one.summary.bytes for one in seen)),
             ("total_dirty_bytes", "Bytes of dirty segments of all partitions", sum(one.dirty_bytes for one in seen)),
             ("partitions_to_retire", "Partitions with objects that wait for deletion", len(moments)),
-            ("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.waiting_bytes for one in seen)),
+            ("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.summary.waiting_bytes for one in seen)),
             ("generations_failing", "Partitions whose output could not be updated", lagging),
             ("rows_not_decoded", "Rows of tables whose key or value has no typed columns", sum(one.undecoded for one in contents)),
             ("retire_overdue_seconds", "Seconds since the first replaced object could have been deleted", overdue),

@@ -22,7 +22,7 @@ from compactor.control.logs import (
 )
 from compactor.control.state import CatalogState, CompactorEpochAndEnding, CompactorLeader, PartitionState, RunHistoryEntry
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
-from compactor.daemon.scheduling import PartitionStatus, partition_status
+from compactor.daemon.scheduling import Due, due
 from compactor.errors import UsageError
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
@@ -225,8 +225,8 @@ class CachedPartitionSummary:
     transaction: TransactionAtEnd | None = None
 
 
-class PolledPartitionStatus(NamedTuple):
-    status: PartitionStatus
+class PolledDue(NamedTuple):
+    due: Due
     polled_ms: int
 
 
@@ -240,14 +240,12 @@ class PartitionSummaryCache:
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
-    def load_unchanged_statuses(
-        self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
-    ) -> dict[TopicPartition, PolledPartitionStatus]:
-        """Statuses in local state that are not older than ``max_age_ms`` and still valid: the partition has not changed since, nothing
-        waited for deletion, and no transaction was open.
+    def load_unchanged(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, PolledDue]:
+        """Judge summaries in local state that are not older than ``max_age_ms`` and still valid: the partition has not changed since,
+        nothing waited for deletion, and no transaction was open.
         """
         kept = self._tier.local.cached_summaries() if self._tier.local else {}
-        found: dict[TopicPartition, PolledPartitionStatus] = {}
+        found: dict[TopicPartition, PolledDue] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
@@ -257,9 +255,7 @@ class PartitionSummaryCache:
                 and self._tier.min_log_slot(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups and the producers of transactions have to be read from the store
                 self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})
-                found[summary.topic_partition] = PolledPartitionStatus(
-                    self._compute_status(summary.topic_partition, now_ms), seen.checked_ms
-                )
+                found[summary.topic_partition] = PolledDue(self._judge(summary.topic_partition, now_ms), seen.checked_ms)
         return found
 
     def use_settings_of_tier(self, tier: Tier) -> None:
@@ -269,24 +265,22 @@ class PartitionSummaryCache:
         self._known.pop(partition, None)
         self._histories.pop(partition, None)
 
-    def recompute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus | None:
-        """Status under the present settings; None if there is no summary."""
-        return self._compute_status(partition, now_ms) if partition in self._known else None
+    def judge(self, partition: TopicPartition, now_ms: int) -> Due | None:
+        """By the present settings; None if there is no summary."""
+        return self._judge(partition, now_ms) if partition in self._known else None
 
-    def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Status after reading new records of the control log; two requests if there are none. Raises StoreError, BadControlRecord if the
-        log is corrupt.
-        """
+    def poll_partition(self, partition: TopicPartition, hint: int, last: Due | None, now_ms: int) -> Due:
+        """Read new records of the control log; two requests if there are none. Raises StoreError, BadControlRecord."""
         known = self._known.get(partition)
-        if last_status is not None and known is not None and not self._may_have_changed(known, hint):
+        if last is not None and known is not None and not self._may_have_changed(known, hint):
             self._record_unchanged_partition(known, hint, now_ms)
-            return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
+            return last if now_ms < last.wake_ms else self._judge(partition, now_ms)
         log = self._tier.open_partition_log(partition)
         log.refresh()
         self.cache_summary_of_log(log, hint, now_ms)
-        return self._compute_status(partition, now_ms)
+        return self._judge(partition, now_ms)
 
-    def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
+    def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> Due:
         """Cache the summary of a control log that was just read."""
         self._tier.change_notifier.cache_state(log, hint)
         # One request for each slot whose time the log does not hold.
@@ -298,7 +292,7 @@ class PartitionSummaryCache:
         self._known[log.state.topic_partition] = CachedPartitionSummary(
             summarize_state(visible), position, slot_times_ms, read_open_transaction(self._tier, visible)
         )
-        return self._compute_status(log.state.topic_partition, now_ms)
+        return self._judge(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
         """Live segments as of the last poll. Thread-safe."""
@@ -334,11 +328,10 @@ class PartitionSummaryCache:
             with self._lock:
                 self._confirmed[cached.summary.topic_partition] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
-    def _compute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus:
+    def _judge(self, partition: TopicPartition, now_ms: int) -> Due:
         known = self._known[partition]
-        # A copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
-        return partition_status(
-            known.summary.model_copy(),
+        return due(
+            known.summary,
             self._tier.cleaner_settings_for_topic(partition.topic),
             self._tier.retention,
             known.slot_times_ms,

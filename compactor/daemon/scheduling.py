@@ -1,6 +1,6 @@
 """The daemon's scheduler: decides what is done next, as pure functions over frozen values.
 
-1. ``PartitionStatus`` is what scheduling needs of a partition's state, ``PartitionSchedule`` what the daemon remembers of it.
+1. ``due`` judges a partition's summary by settings and time; ``PartitionSchedule`` adds what only this daemon remembers of the partition.
 2. A partition is polled when the change feed reports a change, when time alone changes the answer (``next_due_time_ms``), and every
    ``idle_poll_interval_ms``, because change hints can be lost.
 3. ``choose_jobs`` returns the jobs to start now, ``execute_job`` performs one.
@@ -13,17 +13,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
-from checkpoint.offsets import CleanerOffset
 from compactor.access.rounds import create_round, execute_round
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
+from compactor.constants import NEVER_MS
 from compactor.control.leadership import current_lease
 from compactor.control.log_start import earliest_deletion_time_ms, import_abandoned_at_ms
 from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.ports import ObjectRetention
 from compactor.control.state import CatalogState, RoundStage
-from compactor.control.summary import LastRoundSummary, PartitionSummary, SegmentMetadataOrSummary
+from compactor.control.summary import PartitionSummary, SegmentMetadataOrSummary
 from compactor.errors import BlockedCause, CompactorError, Fenced, Leased, OutOfBudget, bug_reason
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import CHANGING, PUBLISHING, RoundStatus, TopicPartition
@@ -42,6 +41,7 @@ from compactor.views.verdict import (
     partition_verdict,
     quarantine_cause,
     stored_block,
+    with_recorded_time,
 )
 
 POLL_MS = 3_600_000
@@ -68,59 +68,38 @@ class DaemonAction(StrEnum):
 
 
 @dataclass(frozen=True)
-class PartitionStatus:
-    """Status of a partition, computed from its control log up to one record.
+class Due:
+    """Work that a partition's summary asks for under settings and at a time, and what stands in its way.
 
-    end_offset: inclusive. first_uncleanable_offset: exclusive upper bound of what a round may clean now.
-    due: also for an interrupted round.
+    is_due: also for an interrupted round.
+    first_uncleanable_offset: exclusive upper bound of what a round may clean now.
     max_delay_ms: by how much max.compaction.lag.ms is exceeded.
     wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
-    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits. waiting_bytes: size of what waits.
     deletes_segments: False if another process deletes what waits.
-    quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
     block: what prevents rounds by the stored state and this program's settings.
     held_until_ms: when the last dirty segment that a round may not clean yet may be cleaned; 0 if there is none, NEVER_MS if unknown.
     uncleaned_bytes: size of all segments with dirty offsets.
-    undone_slot: slot of the log record that ended the latest undone round.
+    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
     freed: bytes that deletions by any compactor freed, with the hour.
     """
 
-    partition: TopicPartition
-    slot: int
-    segments: int = 0
-    bytes: int = 0
-    start_offset: int = 0
-    end_offset: int = -1
-    cleaner_offsets: tuple[CleanerOffset, ...] = ()
-    first_dirty_offset: int = 0
+    summary: PartitionSummary
+    is_due: bool = False
+    reason: str = ""
     first_uncleanable_offset: int = 0
     dirty_bytes: int = 0
     dirty_ratio: float = 0.0
-    due: bool = False
-    reason: str = ""
     max_delay_ms: int = 0
     wake_ms: int = NEVER_MS
-    open_run: str = ""
-    leader: str = ""
-    leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
-    quarantine: str = ""
-    quarantine_segment: str = ""
-    quarantine_ms: int = 0
-    quarantined_since_ms: int = 0
-    quarantine_failures: int = 0
-    quarantine_cause: BlockedCause | None = None
     block: Block | None = None
     held_until_ms: int = 0
     uncleaned_bytes: int = 0
     retire_at_ms: int = NEVER_MS
     deletes_segments: bool = True
-    waiting_bytes: int = 0
-    undone_slot: int = 0
-    last_round: LastRoundSummary | None = None
     freed: tuple[tuple[int, int], ...] = ()
 
 
-def partition_status(
+def due(
     summary: PartitionSummary,
     cleaner: CleanerSettings,
     retention: ObjectRetention,
@@ -129,51 +108,30 @@ def partition_status(
     *,
     transaction: TransactionAtEnd | None = None,
     bootstrap_servers: str = "",
-) -> PartitionStatus:
-    """Status from a summary.
-
-    :param slot_times_ms: as in ``CachedPartitionSummary``.
+) -> Due:
+    """:param slot_times_ms: as in ``CachedPartitionSummary``.
     :param bootstrap_servers: for the command that ends a transaction.
     """
+    # Of a copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
+    judged, summary = summary, summary.model_copy()
     found = assess_round(summary, cleaner, now_ms)
     expired, expires_ms = find_expired_segments(summary, cleaner, now_ms), next_expiry_ms(summary, cleaner)
     reason = f"retention: {expired.reason}" if expired and not found.due else found.reason
-    leads = summary.leader if summary.leader is not None and not summary.leader.released else None
-    why = summary.quarantine
     late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
-    return PartitionStatus(
-        partition=summary.topic_partition,
-        slot=summary.slot,
-        segments=summary.segments,
-        bytes=summary.bytes,
-        start_offset=summary.start_offset,
-        end_offset=summary.end_offset,
-        cleaner_offsets=summary.vector,
-        first_dirty_offset=summary.first_dirty_offset,
+    return Due(
+        summary=judged,
+        is_due=found.due or summary.open_run != "" or expired is not None,
+        reason="a round was begun and not finished" if summary.open_run else reason,
         first_uncleanable_offset=found.end,
         dirty_bytes=sum(segment.size_bytes for segment in found.dirty),
         dirty_ratio=found.dirty_ratio,
-        due=found.due or summary.open_run != "" or expired is not None,
-        reason="a round was begun and not finished" if summary.open_run else reason,
         max_delay_ms=max(0, now_ms - min(late)) if late else 0,
         wake_ms=min(next_due_time_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
-        open_run=summary.open_run,
-        leader=leads.holder if leads else "",
-        leader_epoch=CompactorEpoch(summary.leader.epoch if summary.leader else -1),
-        quarantine=why.reason if why else "",
-        quarantine_segment=why.segment if why else "",
-        quarantine_ms=why.at_ms if why else 0,
-        quarantined_since_ms=(summary.quarantined_since_ms or why.at_ms) if why else 0,
-        quarantine_failures=why.failures if why else 0,
-        quarantine_cause=quarantine_cause(summary),
         block=stored_block(summary, found, cleaner, transaction, now_ms, bootstrap_servers),
         held_until_ms=held_until_ms(summary, found, cleaner, transaction, now_ms),
         uncleaned_bytes=bytes_not_cleaned(summary),
         retire_at_ms=_next_segment_deletion_ms(summary, retention, slot_times_ms, now_ms),
         deletes_segments=retention.deletes_segments,
-        waiting_bytes=sum(group.size_bytes for group in summary.waiting),
-        undone_slot=summary.undone_slot,
-        last_round=summary.last_round,
         freed=tuple((at_ms + max(retention.grace_ms, retention.undo_window_ms), size) for at_ms, size in summary.freed),
     )
 
@@ -216,14 +174,14 @@ class OutputSchedule:
     problem: str = ""
     retry_at_ms: int = 0
 
-    def is_output_due(self, status: PartitionStatus, now_ms: int) -> bool:
-        """Return whether the output lacks records or an old version may be deleted, and no failed attempt delays it."""
-        return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
+    def is_output_due(self, slot: int, now_ms: int) -> bool:
+        """Return whether the output lacks records up to ``slot`` or an old version may be deleted, and no failed attempt delays it."""
+        return now_ms >= self.retry_at_ms and (slot > self.written_slot or now_ms >= self.next_deletion_ms)
 
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """Schedule of one partition: its latest status, failures and requests, and when the daemon may act on it next.
+    """What this daemon knows of a partition: its summary as last judged, failures, requests, and when it may act on the partition next.
 
     idle_polls: polls in a row that found nothing new.
     suspended: why brokers or the topic's settings forbid rounds. paused: who paused them.
@@ -239,7 +197,7 @@ class PartitionSchedule:
 
     partition: TopicPartition
     hint: int = 0
-    status: PartitionStatus | None = None
+    due: Due | None = None
     next_poll_ms: int = 0
     idle_polls: int = 0
     next_round_ms: int = 0
@@ -264,30 +222,24 @@ class PartitionSchedule:
     @property
     def verdict(self) -> PartitionVerdict | None:
         """Verdict, or None if the partition was not polled yet and nothing is known to fail."""
-        seen = self.status
+        seen = self.due
         if seen is None and not (self.suspended or self.unreadable or self.problem):
             return None
-        seen = seen or PartitionStatus(self.partition, 0)
+        is_due = seen is not None and seen.is_due
         return partition_verdict(
-            due=seen.due,
-            reason=seen.reason,
+            due=is_due,
+            reason=seen.reason if seen else "",
             blocks=(
-                self._block_by_settings(seen),
+                with_recorded_time(self.suspended, seen.summary) if self.suspended and seen else self.suspended,
                 Block(BlockedCause.FAILING, self.unreadable, self.failing_since_ms) if self.unreadable else None,
                 Block(self.problem_cause, self.problem, self.failing_since_ms) if self.problem else None,
-                seen.block or _block_by_quarantine(seen),
+                seen.block if seen else None,
             ),
             paused=self.paused,
-            held_until_ms=self.next_round_ms if seen.due and self.waiting_reason else seen.held_until_ms,
+            held_until_ms=self.next_round_ms if is_due and self.waiting_reason else seen.held_until_ms if seen else 0,
             postponed=self.waiting_reason,
-            waiting_bytes=seen.uncleaned_bytes,
+            waiting_bytes=seen.uncleaned_bytes if seen else 0,
         )
-
-    def _block_by_settings(self, status: PartitionStatus) -> Block | None:
-        # Add since when rounds have failed because of it, if that is recorded.
-        if self.suspended is None or status.quarantine_cause is not self.suspended.cause:
-            return self.suspended
-        return replace(self.suspended, since_ms=status.quarantined_since_ms)
 
     @property
     def blocked_reason(self) -> str:
@@ -296,9 +248,9 @@ class PartitionSchedule:
         return verdict.reason if verdict is not None and verdict.is_blocked else ""
 
     @property
-    def due_status(self) -> PartitionStatus | None:
-        """Status if a round is due, and neither paused nor blocked."""
-        return self.status if self.status and self.status.due and not self.paused and not self.blocked_reason else None
+    def startable(self) -> Due | None:
+        """Return ``due`` if a round is due, and neither paused nor blocked."""
+        return self.due if self.due and self.due.is_due and not self.paused and not self.blocked_reason else None
 
 
 @dataclass(frozen=True)
@@ -312,7 +264,7 @@ class JobOutcome:
 
     status: str
     reason: str = ""
-    partition: PartitionStatus | None = None
+    due: Due | None = None
     until_ms: int = 0
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
@@ -343,16 +295,16 @@ def idle_poll_interval_ms(partition_count: int) -> int:
 
 
 def schedule_restored_after_restart(
-    partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
+    partition: TopicPartition, hint: int, due: Due, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
     """Schedule of a partition that an earlier process polled and that has not changed since."""
     return PartitionSchedule(
         partition=partition,
         hint=hint,
-        status=status,
+        due=due,
         next_poll_ms=polled_ms + interval_ms,
         idle_polls=SLOWEST_AFTER_POLLS,
-        swept_slot=status.undone_slot,
+        swept_slot=due.summary.undone_slot,
     )
 
 
@@ -377,21 +329,21 @@ def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, reque
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
-    return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
+    return now_ms >= schedule.next_poll_ms or (schedule.due is not None and now_ms >= schedule.due.wake_ms)
 
 
 def with_poll_result(
-    schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
+    schedule: PartitionSchedule, due: Due, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
     """Schedule after a successful poll.
 
     :param spread_fraction: from 0 to 1, decides when, within ``interval_ms``, the second poll takes place.
     """
-    before = schedule.status
-    changed = before is not None and before.slot != status.slot
-    grown = before is not None and before.end_offset != status.end_offset
+    before, summary = schedule.due.summary if schedule.due else None, due.summary
+    changed = before is not None and before.slot != summary.slot
+    grown = before is not None and before.end_offset != summary.end_offset
     output = schedule.output
-    if output is not None and before is not None and status.slot < before.slot:
+    if output is not None and before is not None and summary.slot < before.slot:
         output = replace(output, written_slot=-1)  # the partition was deleted and its log begun anew
     if before is None:
         delay_ms = interval_ms // 8 + int(spread_fraction * interval_ms * 7 / 8)
@@ -399,11 +351,11 @@ def with_poll_result(
     else:
         idle_polls = 0 if changed else schedule.idle_polls + 1
         delay_ms = min(interval_ms, FIRST_POLL_MS << min(idle_polls, 40))
-    if not status.deletes_segments and status.retire_at_ms < NEVER_MS:
+    if not due.deletes_segments and due.retire_at_ms < NEVER_MS:
         delay_ms = min(delay_ms, POLL_MS)  # deletions send no hint: what another process has deleted would seem overdue for hours
     return replace(
         schedule,
-        status=status,
+        due=due,
         next_poll_ms=now_ms + delay_ms,
         idle_polls=idle_polls,
         poll_failures=0,
@@ -411,7 +363,7 @@ def with_poll_result(
         failing_since_ms=schedule.failing_since_ms if schedule.problem else 0,
         repeats=0 if grown else schedule.repeats,
         next_repeat_ms=0 if grown else schedule.next_repeat_ms,
-        swept_slot=status.undone_slot if before is None else schedule.swept_slot,
+        swept_slot=summary.undone_slot if before is None else schedule.swept_slot,
         output=output,
     )
 
@@ -425,39 +377,34 @@ def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> P
 
 def action_to_take_now(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: bool = True) -> DaemonAction | None:
     """Interrupted rounds are finished even if ``may_begin_rounds`` is False."""
-    status = schedule.status
     if needs_poll(schedule, now_ms):
         return DaemonAction.POLL
-    if status is None:
+    due = schedule.due
+    if due is None:
         return None
-    may_begin = not schedule.suspended and ((may_begin_rounds and not schedule.paused) or bool(status.open_run))
+    summary = due.summary
+    may_begin = not schedule.suspended and ((may_begin_rounds and not schedule.paused) or bool(summary.open_run))
     if may_begin and schedule.requested and now_ms >= schedule.next_round_ms:
         return DaemonAction.ROUND
-    output_due = schedule.output is not None and schedule.output.is_output_due(status, now_ms)
+    output_due = schedule.output is not None and schedule.output.is_output_due(summary.slot, now_ms)
     if output_due and schedule.output is not None and schedule.output.rounds:
         return DaemonAction.OUTPUT  # it goes before the next round, or a partition that is always due would never have its output written
-    retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot)
-    retire_due = retire_due and status.deletes_segments
-    if retire_due and not schedule.failures and not status.open_run:
+    retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= due.retire_at_ms or summary.undone_slot > schedule.swept_slot)
+    retire_due = retire_due and due.deletes_segments
+    if retire_due and not schedule.failures and not summary.open_run:
         return DaemonAction.RETIRE  # likewise: what a partition that is always due has replaced would never be deleted
-    if status.due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, _quarantine_ends_ms(status)):
+    if due.is_due and may_begin and now_ms >= max(schedule.next_round_ms, schedule.next_repeat_ms, _quarantine_ends_ms(summary)):
         return DaemonAction.ROUND
     if output_due:
         return DaemonAction.OUTPUT
     return DaemonAction.RETIRE if retire_due else None
 
 
-def _quarantine_ends_ms(status: PartitionStatus) -> int:
+def _quarantine_ends_ms(summary: PartitionSummary) -> int:
     # A block by settings or brokers is not counted: ``suspended`` says whether it still exists.
-    is_asked = status.quarantine_cause in (BlockedCause.SETTINGS, BlockedCause.BROKERS)
-    return 0 if is_asked else status.quarantine_ms + backoff_ms(status.quarantine_failures)
-
-
-def _block_by_quarantine(status: PartitionStatus) -> Block | None:
-    # An unrecorded cause is damaged data.
-    if not status.quarantine or status.quarantine_cause is not None:
-        return None
-    return Block(BlockedCause.DAMAGE, status.quarantine, status.quarantined_since_ms)
+    why = summary.quarantine
+    is_asked = quarantine_cause(summary) in (BlockedCause.SETTINGS, BlockedCause.BROKERS)
+    return 0 if why is None or is_asked else why.at_ms + backoff_ms(why.failures)
 
 
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
@@ -467,13 +414,13 @@ def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: Jo
         return replace(schedule, output=_with_output_job_outcome(output or OutputSchedule(), outcome, now_ms, ttl_ms))
     if outcome.status in PUBLISHING and output is not None:
         schedule = replace(schedule, output=replace(output, rounds=output.rounds + 1))
-    before, status = schedule.status, outcome.partition or schedule.status
+    before, due = schedule.due, outcome.due or schedule.due
     changed = replace(
         schedule,
-        status=status,
+        due=due,
         exclusive=False,
         requested=schedule.requested and job.action is not DaemonAction.ROUND,
-        next_poll_ms=now_ms if outcome.partition is None else schedule.next_poll_ms,
+        next_poll_ms=now_ms if outcome.due is None else schedule.next_poll_ms,
     )
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
         return replace(changed, next_round_ms=now_ms + ttl_ms, retire_at_ms=now_ms + ttl_ms, next_poll_ms=now_ms + ttl_ms)
@@ -504,9 +451,9 @@ def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: Jo
         return changed  # another daemon was faster: what is due is decided anew from what it has written
     if job.action is DaemonAction.RETIRE:
         # By the store's clock it was not due yet: try again later, not every second.
-        delay_ms = RETRY_MS if status is not None and now_ms >= status.retire_at_ms else 0
-        return replace(changed, retire_at_ms=now_ms + delay_ms, swept_slot=status.undone_slot if status else schedule.swept_slot)
-    still_due = status is not None and status.due and before is not None and before.end_offset == status.end_offset
+        delay_ms = RETRY_MS if due is not None and now_ms >= due.retire_at_ms else 0
+        return replace(changed, retire_at_ms=now_ms + delay_ms, swept_slot=due.summary.undone_slot if due else schedule.swept_slot)
+    still_due = due is not None and due.is_due and before is not None and before.summary.end_offset == due.summary.end_offset
     repeats = schedule.repeats + 1 if still_due else 0
     return replace(changed, repeats=repeats, next_repeat_ms=now_ms + backoff_ms(repeats - 1))
 
@@ -582,34 +529,34 @@ def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) ->
         return PartitionCondition.WORKING
     if schedule.paused:
         return PartitionCondition.PAUSED
-    seen = schedule.status
+    seen = schedule.due
     if seen is None:
         return PartitionCondition.UNSEEN
-    if seen.due:
+    if seen.is_due:
         return PartitionCondition.DUE
     return PartitionCondition.WAITING if seen.retire_at_ms < NEVER_MS else PartitionCondition.QUIET
 
 
 def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
-    seen = schedule.status
+    seen = schedule.due
     if seen is None or schedule.unreadable:
         return PlannedAction(
             DaemonAction.POLL, max(now_ms, schedule.next_poll_ms), "it cannot be read" if schedule.unreadable else "it was not polled yet"
         )
     steps = []
-    may_begin = not schedule.suspended and (not schedule.paused or bool(seen.open_run))
+    may_begin = not schedule.suspended and (not schedule.paused or bool(seen.summary.open_run))
     if schedule.requested and may_begin:
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms), "a round was requested"))
-    if seen.due and may_begin:
-        waits = _quarantine_ends_ms(seen)
+    if seen.is_due and may_begin:
+        waits = _quarantine_ends_ms(seen.summary)
         why = "it failed before" if waits > now_ms or schedule.problem else schedule.waiting_reason or seen.reason
         steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
     if seen.retire_at_ms < NEVER_MS and seen.deletes_segments:
         step = PlannedAction(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
-        goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``action_to_take_now``
+        goes_first = not schedule.failures and not seen.summary.open_run  # of steps at the same time; see ``action_to_take_now``
         steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)
     output = schedule.output
-    if output is not None and output.is_output_due(seen, max(now_ms, output.retry_at_ms)):
+    if output is not None and output.is_output_due(seen.summary.slot, max(now_ms, output.retry_at_ms)):
         steps.append(PlannedAction(DaemonAction.OUTPUT, max(now_ms, output.retry_at_ms), "the output lacks the latest changes"))
     if steps:
         return min(steps, key=lambda step: step.at_ms)

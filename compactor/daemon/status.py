@@ -8,7 +8,7 @@ import time
 import zlib
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -24,10 +24,10 @@ from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_cache import PartitionHistory, PartitionSummaryCache
 from compactor.daemon.scheduling import (
     DaemonAction,
+    Due,
     JobResult,
     PartitionJob,
     PartitionSchedule,
-    PartitionStatus,
     new_partition_schedule,
     with_failed_poll,
     with_pause_and_request,
@@ -72,14 +72,14 @@ class JobProgressRecorder:
     bytes.
     """
 
-    def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
+    def __init__(self, job: PartitionJob, due: Due | None, begun_ms: int, log: EventLogger) -> None:
         self._job = job
         self._begun_ms = begun_ms
         self._log = log
         self._lock = threading.Lock()
-        self._dirty_bytes = status.dirty_bytes if status else 0
+        self._dirty_bytes = due.dirty_bytes if due else 0
         whole = {DaemonAction.RETIRE: "retire", DaemonAction.OUTPUT: "output"}
-        self._phase = whole.get(job.action) or ("resume" if status is not None and status.open_run else "index")
+        self._phase = whole.get(job.action) or ("resume" if due is not None and due.summary.open_run else "index")
         self._entered = time.monotonic()
         self._seconds: dict[str, float] = {}
         self._bytes = 0
@@ -182,15 +182,15 @@ NO_TREND: Final = TierStorageTrend()
 """Trend of a tier of which no hour is known."""
 
 
-def with_current_hour_figures(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
+def with_current_hour_figures(trend: TierStorageTrend, partitions: Iterable[Due], now_ms: int) -> TierStorageTrend:
     """Trend with the current hour, and figures of the largest MOST_TOPICS topics."""
     hour_ms = now_ms - now_ms % HOUR_MS
-    by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
-    for status in statuses:
-        by_topic[status.partition.topic].append(status)
+    by_topic: dict[str, list[Due]] = defaultdict(list)
+    for due in partitions:
+        by_topic[due.summary.topic].append(due)
     figures = {topic: _storage_figures_of_hour(found, hour_ms) for topic, found in by_topic.items()}
     largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
-    everything = [status for found in by_topic.values() for status in found]
+    everything = [due for found in by_topic.values() for due in found]
     return TierStorageTrend(
         hours=_with_current_hour_added(trend.hours, _storage_figures_of_hour(everything, hour_ms), everything),
         topics={topic: _with_current_hour_added(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
@@ -215,16 +215,16 @@ def write_storage_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
     control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
 
 
-def _storage_figures_of_hour(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
-    found = list(statuses)
-    stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
+def _storage_figures_of_hour(partitions: Sequence[Due], hour_ms: int) -> HourlyStorageFigures:
+    stored = sum(due.summary.bytes + due.summary.waiting_bytes for due in partitions)
+    dirty = sum(due.dirty_bytes for due in partitions)
     return HourlyStorageFigures(hour_ms, stored, dirty, 0)
 
 
 def _with_current_hour_added(
-    hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, statuses: Iterable[PartitionStatus]
+    hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, partitions: Iterable[Due]
 ) -> tuple[HourlyStorageFigures, ...]:
-    reclaimed = _reclaimed_bytes_by_hour(statuses)
+    reclaimed = _reclaimed_bytes_by_hour(partitions)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
         each if each.hour_ms <= known_ms else each._replace(reclaimed=reclaimed.get(each.hour_ms, 0))
@@ -232,10 +232,10 @@ def _with_current_hour_added(
     )
 
 
-def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
+def _reclaimed_bytes_by_hour(partitions: Iterable[Due]) -> Mapping[int, int]:
     found: dict[int, int] = defaultdict(int)
-    for status in statuses:
-        for at_ms, size in status.freed:
+    for due in partitions:
+        for at_ms, size in due.freed:
             found[at_ms - at_ms % HOUR_MS] += size
     return found
 
@@ -403,7 +403,7 @@ class JobMonitor:
         self._at_work: dict[TopicPartition, JobProgressRecorder] = {}
 
     def record_job_start(self, job: PartitionJob, schedule: PartitionSchedule, now_ms: int) -> JobProgressRecorder:
-        progress = JobProgressRecorder(job, schedule.status, now_ms, self._log)
+        progress = JobProgressRecorder(job, schedule.due, now_ms, self._log)
         self._at_work[job.partition] = progress
         return progress
 

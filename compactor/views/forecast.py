@@ -328,7 +328,7 @@ def forecast_round(
         expected_saving_why=why,
         expected_saving_error_bytes=None,
         expected_saving_usd_month=None if saving is None else prices.monthly_storage_usd(saving),
-        stored_usd_month=prices.monthly_storage_usd(summary.bytes + sum(group.size_bytes for group in summary.waiting)),
+        stored_usd_month=prices.monthly_storage_usd(summary.bytes + summary.waiting_bytes),
         negative_timestamps=summary.negative_timestamps,
         keyless_records=None,
         keyless_share=None,

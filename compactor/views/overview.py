@@ -182,8 +182,7 @@ def is_fresh(
 
     :param max_age_ms: exclusive.
     """
-    led = summary.leader is not None and not summary.leader.released
-    at_work = led or summary.open_run or summary.imports
+    at_work = summary.current_leader or summary.open_run or summary.imports
     return progress.hint == latest_catalog_record_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 

@@ -22,7 +22,7 @@ from compactor.config import times, units
 from compactor.control.state import RunHistoryEntry
 from compactor.control.summary import SKIPPED_RANGES_STAT, SegmentSummary, SkippedSegmentRange, parse_skipped_ranges
 from compactor.daemon.partition_cache import PartitionHistory
-from compactor.daemon.scheduling import PartitionCondition, PartitionStatus
+from compactor.daemon.scheduling import Due, PartitionCondition
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import StrictFrozenModel
@@ -45,13 +45,13 @@ MOST_SPANS = 240
 """Largest number of segments drawn one by one. More would be thinner than a pixel, so that similar neighbours are drawn as one."""
 
 
-def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
+def offset_axis(due: Due, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
     """segments: live, ascending. history: None if only a summary of the control log is known."""
-    replaced = history.replaced if history else ()
+    status, replaced = due.summary, history.replaced if history else ()
     end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
     start = min([status.start_offset, *(each.start_offset for each in replaced)])
     dirty = min(max(status.first_dirty_offset, status.start_offset), status.end_offset + 1)
-    uncleanable = min(max(status.first_uncleanable_offset, dirty), status.end_offset + 1)
+    uncleanable = min(max(due.first_uncleanable_offset, dirty), status.end_offset + 1)
     cuts = (
         ("cleaned", status.start_offset, dirty),
         ("dirty", dirty, uncleanable),

@@ -15,14 +15,14 @@ from compactor.config.times import format_clock_time
 from compactor.config.units import count_noun, format_size
 from compactor.constants import DAY_MS, NEVER_MS
 from compactor.control.state import CompactorEpochAndEnding, RunHistoryEntry
-from compactor.control.summary import LastRoundSummary
+from compactor.control.summary import LastRoundSummary, PartitionSummary
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.scheduling import (
     DaemonAction,
+    Due,
     OutputSchedule,
     PartitionCondition,
     PartitionSchedule,
-    PartitionStatus,
     partition_condition,
     planned_action,
 )
@@ -161,16 +161,16 @@ def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[
 
 def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: CleanerSettings) -> TopicTotalsRow:
     found = list(schedules)
-    statuses = [schedule.status for schedule in found if schedule.status is not None]
+    statuses = [schedule.due.summary for schedule in found if schedule.due is not None]
     rounds = [each.last_round for each in statuses if each.last_round is not None and each.last_round.bytes_after >= 0]
     return TopicTotalsRow(
         topic=topic,
         partitions=len(found),
         attention_partitions=sum(bool(schedule.blocked_reason) for schedule in found),
-        due_partitions=sum(schedule.due_status is not None for schedule in found),
+        due_partitions=sum(schedule.startable is not None for schedule in found),
         segments=sum(each.segments for each in statuses),
         bytes=sum(each.bytes for each in statuses),
-        dirty_bytes=sum(each.dirty_bytes for each in statuses),
+        dirty_bytes=sum(schedule.due.dirty_bytes for schedule in found if schedule.due is not None),
         waiting_bytes=sum(each.waiting_bytes for each in statuses),
         saved_bytes=sum(max(0, each.bytes_before - each.bytes_after) for each in rounds),
         policy=EffectiveCleanerSettings(**{name: getattr(cleaner, name) for name in EffectiveCleanerSettings.model_fields}),
@@ -210,16 +210,16 @@ class _DaemonPartitionEntry:
 
     @property
     def dirty_ratio(self) -> float:
-        return self.schedule.status.dirty_ratio if self.schedule.status else -1.0
+        return self.schedule.due.dirty_ratio if self.schedule.due else -1.0
 
     @property
     def live_bytes(self) -> int:
-        return self.schedule.status.bytes if self.schedule.status else -1
+        return self.schedule.due.summary.bytes if self.schedule.due else -1
 
     @property
     def last_round_ended_ms(self) -> int:
-        seen = self.schedule.status
-        return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
+        last = self.schedule.due.summary.last_round if self.schedule.due else None
+        return last.ended_ms if last is not None else -1
 
 
 RUNBOOK_SECTIONS = {
@@ -301,7 +301,8 @@ class DaemonPages:
         found = self.details(partition)
         if found is None:
             return None
-        schedule, history, seen, output = found.schedule, found.history, found.schedule.status, found.schedule.output
+        schedule, history, due, output = found.schedule, found.history, found.schedule.due, found.schedule.output
+        seen = due.summary if due else None
         row = _daemon_partition_row(schedule, partition_condition(schedule, is_job_running=found.running_job is not None), found.now_ms)
         return DaemonPartitionPageDocument(
             version=__version__,
@@ -310,8 +311,8 @@ class DaemonPages:
             output=_partition_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
             attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url) if schedule.blocked_reason else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
-            axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
-            leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
+            axis=offset_axis(due, found.segments, history) if due is not None and due.summary.segments else None,
+            leader_epoch=seen.leader.epoch if seen is not None and seen.leader is not None else None,
             fenced_appends=history.fenced if history else None,
             rounds=tuple(_round_entry(run, self.prices) for run in reversed(history.runs)) if history else (),
             prices=str(self.prices) if self.prices.stored_gib_month_usd else "",
@@ -323,7 +324,7 @@ class DaemonPages:
         )
 
 
-def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> PartitionOutputState:
+def _partition_output_state(output: OutputSchedule, status: PartitionSummary) -> PartitionOutputState:
     content = output.content
     lag = status.first_dirty_offset - content.end_offset if content else None
     return PartitionOutputState(
@@ -337,16 +338,17 @@ def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> 
 
 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
-    statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
-    moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
+    judged = [schedule.due for schedule in status.schedules if schedule.due is not None]
+    statuses = [each.summary for each in judged]
+    due = [startable for schedule in status.schedules if (startable := schedule.startable) is not None]
+    moments = [partition.retire_at_ms for partition in judged if partition.retire_at_ms < NEVER_MS]
     yesterday_ms = status.now_ms - DAY_MS
     return DaemonTotals(
         partitions=len(status.schedules),
         segments=sum(partition.segments for partition in statuses),
         stored_bytes=sum(partition.bytes + partition.waiting_bytes for partition in statuses),
-        dirty_bytes=sum(partition.dirty_bytes for partition in statuses),
-        reclaimed_24h_bytes=sum(size for partition in statuses for at_ms, size in partition.freed if yesterday_ms < at_ms <= status.now_ms),
+        dirty_bytes=sum(partition.dirty_bytes for partition in judged),
+        reclaimed_24h_bytes=sum(size for partition in judged for at_ms, size in partition.freed if yesterday_ms < at_ms <= status.now_ms),
         reclaimed_since_ms=yesterday_ms,
         waiting_bytes=sum(partition.waiting_bytes for partition in statuses),
         waiting_partitions=len(moments),
@@ -364,18 +366,19 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
     )
 
 
-def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
-    found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
+def _recent_rounds(statuses: Sequence[PartitionSummary]) -> tuple[RecentRound, ...]:
+    found = [(seen.last_round.ended_ms, str(seen.topic_partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_path: str, runbook_url: str) -> PartitionNeedingAttention:
-    seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
+    step, verdict = planned_action(schedule, now_ms), schedule.verdict
     if verdict is None:
         raise AssertionError("a partition without a verdict is not blocked")
+    quarantine = schedule.due.summary.quarantine if schedule.due else None
     kind = _kind_of_block(schedule, verdict)
-    failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
+    failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, quarantine.failures if quarantine else 0)
     verbs = {"unreadable": ("verify", "explain"), "blocked": ("explain", "plan")}.get(kind, ("explain", "run"))
     return PartitionNeedingAttention(
         partition=str(schedule.partition),
@@ -384,7 +387,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config_pa
         cause=verdict.cause,
         waiting_bytes=verdict.waiting_bytes,
         next_step=verdict.next_step,
-        segment=seen.quarantine_segment if seen is not None and kind == "quarantined" else "",
+        segment=quarantine.segment if quarantine is not None and kind == "quarantined" else "",
         since_ms=verdict.since_ms or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
@@ -419,37 +422,36 @@ def _running_job_entry(job: RunningJobSnapshot, now_ms: int) -> RunningJobProgre
     )
 
 
-def _describe_partition_condition(
-    condition: PartitionCondition, status: PartitionStatus | None, verdict: PartitionVerdict | None, now_ms: int
-) -> str:
+def _describe_partition_condition(condition: PartitionCondition, due: Due | None, verdict: PartitionVerdict | None, now_ms: int) -> str:
     """Text such as ``Clean, 33.8 MiB in grace until 18:51 UTC`` or ``Waiting until 18:51 UTC``."""
     if verdict is not None and verdict.kind is VerdictKind.WAITING and condition is not PartitionCondition.WORKING:
         return "Waiting" + (f" until {format_clock_time(verdict.until_ms, now_ms)}" if verdict.until_ms else "")
     if verdict is not None and verdict.is_blocked:
         return "Blocked"
-    if condition is not PartitionCondition.WAITING or status is None or status.retire_at_ms >= NEVER_MS:
+    if condition is not PartitionCondition.WAITING or due is None or due.retire_at_ms >= NEVER_MS:
         return STATE_WORDS[condition.value]
-    until = "in grace until " + format_clock_time(status.retire_at_ms, now_ms) if status.retire_at_ms > now_ms else "past its grace"
-    return f"Clean, {format_size(status.waiting_bytes)} {until}"
+    until = "in grace until " + format_clock_time(due.retire_at_ms, now_ms) if due.retire_at_ms > now_ms else "past its grace"
+    return f"Clean, {format_size(due.summary.waiting_bytes)} {until}"
 
 
 def _daemon_partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> DaemonPartitionRow:
-    seen, step, verdict = schedule.status, planned_action(schedule, now_ms), schedule.verdict
+    due, step, verdict = schedule.due, planned_action(schedule, now_ms), schedule.verdict
+    seen = due.summary if due else None
     return DaemonPartitionRow(
         partition=str(schedule.partition),
         condition=condition.value,
-        state=_describe_partition_condition(condition, seen, verdict, now_ms),
+        state=_describe_partition_condition(condition, due, verdict, now_ms),
         reason=verdict.reason if verdict is not None else schedule.paused,
         segments=seen.segments if seen else None,
         bytes=seen.bytes if seen else None,
         start_offset=seen.start_offset if seen else None,
         end_offset=seen.end_offset if seen else None,
-        cleaner_offsets=tuple((entry.leader_epoch, entry.offset) for entry in seen.cleaner_offsets) if seen else (),
+        cleaner_offsets=tuple((entry.leader_epoch, entry.offset) for entry in seen.vector) if seen else (),
         first_dirty_offset=seen.first_dirty_offset if seen else None,
-        dirty_bytes=seen.dirty_bytes if seen else None,
-        dirty_ratio=round(seen.dirty_ratio, 6) if seen else None,
+        dirty_bytes=due.dirty_bytes if due else None,
+        dirty_ratio=round(due.dirty_ratio, 6) if due else None,
         waiting_bytes=seen.waiting_bytes if seen else None,
-        leader=seen.leader if seen else "",
+        leader=seen.current_leader.holder if seen and seen.current_leader else "",
         last_round=_round_outcome(seen.last_round) if seen is not None and seen.last_round is not None else None,
         verdict=PartitionVerdictEntry(**verdict.document()) if verdict is not None else None,
         next=NextPartitionAction(action=step.action.value, at_ms=step.at_ms if step.at_ms < NEVER_MS else None, why=step.why),

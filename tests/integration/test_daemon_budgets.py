@@ -82,7 +82,7 @@ def test_nothing_begins_after_the_end(deployment: Deployment) -> None:
     assert daemon.start_due_jobs() == []
     daemon.run()  # returns at once
     assert not daemon.status().ready
-    assert all(schedule.status is not None and schedule.status.due for schedule in daemon.status().schedules)
+    assert all(schedule.due is not None and schedule.due.is_due for schedule in daemon.status().schedules)
     assert DaemonAction.ROUND.value not in [action for action, _ in daemon.status().totals.jobs]
 
 

@@ -78,7 +78,7 @@ class World:
             daemon.scan()
             daemon.start_due_jobs()
             status = daemon.status()
-            waiting = retired and any(schedule.status and schedule.status.retire_at_ms < NEVER_MS for schedule in status.schedules)
+            waiting = retired and any(schedule.due and schedule.due.retire_at_ms < NEVER_MS for schedule in status.schedules)
             if not status.running_jobs and not waiting:
                 return
             daemon.process_ended_jobs(0.2)

@@ -40,8 +40,8 @@ def settle(running_jobs: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
         for daemon in running_jobs:
             while daemon.status().running_jobs:
                 daemon.process_ended_jobs(0.01)
-        sights = [schedule.status for daemon in running_jobs for schedule in daemon.status().schedules]
-        if not begun and all(seen is not None and not seen.due and not seen.waiting_bytes for seen in sights):
+        sights = [schedule.due for daemon in running_jobs for schedule in daemon.status().schedules]
+        if not begun and all(seen is not None and not seen.is_due and not seen.summary.waiting_bytes for seen in sights):
             break
         time.sleep(0 if begun else 0.2)
     jobs: Counter[tuple[str, str]] = Counter()

@@ -82,7 +82,7 @@ def test_an_answer_says_what_an_operator_needs(deployment: Deployment, question:
 
 def test_page_and_metrics_count_the_same_due_partitions(deployment: Deployment) -> None:
     status = read_daemon_status(deployment.opened(), lambda: None)
-    assert [str(schedule.partition) for schedule in status.schedules if schedule.due_status is not None] == ["orders-0"]
+    assert [str(schedule.partition) for schedule in status.schedules if schedule.startable is not None] == ["orders-0"]
     assert b"\ntiered_compactor_partitions_due 1.0\n" in render_metrics(daemon_metrics(status, include_kafka_names=False))
     assert deployment.do("status")["totals"]["due_partitions"] == 1
 

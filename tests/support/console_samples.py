@@ -12,7 +12,7 @@ from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
 from compactor.control.summary import SKIPPED_RANGES_STAT, LastRoundSummary, SegmentSummary, SkippedSegmentRange, format_skipped_ranges
 from compactor.daemon.partition_cache import PartitionHistory, ReplacedOffsetRange
-from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
+from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule
 from compactor.daemon.status import (
     DaemonStatus,
     DurationHistogram,
@@ -22,10 +22,13 @@ from compactor.daemon.status import (
     RunningJobSnapshot,
     TierStorageTrend,
 )
+from compactor.errors import BlockedCause
 from compactor.features.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedSegmentFile, UploadFailureReason
 from compactor.features.agent.status import AgentCounters, AgentStatus
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.storage.wrappers import StoreUsage
+from compactor.views.verdict import Block
+from tests.support.dues import changed, due_of, quarantine, waiting
 
 NOW = 1_795_353_605_000
 MINUTE = 60_000
@@ -43,7 +46,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
     if trouble:
         schedules[2] = _quarantined(schedules[2])
         schedules[9] = _failing(schedules[9])
-        schedules[11] = replace(schedules[11], status=None, next_poll_ms=NOW)
+        schedules[11] = replace(schedules[11], due=None, next_poll_ms=NOW)
         schedules[13] = replace(schedules[13], partition=LONGEST)
     second = schedules[5 % partitions]
     working = (
@@ -119,25 +122,24 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
     due = ratio > 0.5
     before = int(size * chance.uniform(1.1, 4))
     waits = chance.random() < 0.2
-    seen = PartitionStatus(
-        partition=name,
-        slot=40,
+    seen = due_of(
+        name,
+        40,
         segments=max(1, size // (1 << 28)),
         bytes=size,
         start_offset=0,
         end_offset=end,
-        cleaner_offsets=(CleanerOffset(leader_epoch=CompactorEpoch(3), offset=Offset(int(end * (1 - ratio)))),),
+        vector=(CleanerOffset(leader_epoch=CompactorEpoch(3), offset=Offset(int(end * (1 - ratio)))),),
         first_dirty_offset=int(end * (1 - ratio)),
         first_uncleanable_offset=end + 1,
         dirty_bytes=int(size * ratio),
         dirty_ratio=ratio,
-        due=due,
+        is_due=due,
         reason=f"dirty ratio {ratio:.2f} is {'above' if due else 'not above'} 0.5",
-        leader=HOLDER if at in (0, 5) else "",
-        leader_epoch=CompactorEpoch(3),
+        leader=_leader(3, released=at not in (0, 5)),
         retire_at_ms=NOW + chance.randrange(60) * MINUTE if waits else NEVER_MS,
         freed=((NOW - 60 * HOUR_MS, 7), (NOW - 3 * HOUR_MS, before // 2)),
-        waiting_bytes=before - size // 2 if waits else 0,
+        waiting=waiting(before - size // 2 if waits else 0),
         last_round=LastRoundSummary(
             run_id="Yk2hS0x1QeqLr3zUu0aZpA",
             status="cleaned",
@@ -148,33 +150,31 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         if chance.random() < 0.9
         else None,
     )
-    return PartitionSchedule(partition=name, status=seen, next_poll_ms=NOW + chance.randrange(60) * MINUTE)
+    return PartitionSchedule(partition=name, due=seen, next_poll_ms=NOW + chance.randrange(60) * MINUTE)
 
 
 def _failing(schedule: PartitionSchedule) -> PartitionSchedule:
-    assert schedule.status is not None
-    seen = replace(schedule.status, due=True)
+    assert schedule.due is not None
+    seen = replace(schedule.due, is_due=True)
     reason = f"the store does not answer: {HARM}"
-    return replace(schedule, status=seen, problem=reason, failures=2, failing_since_ms=NOW - 4 * MINUTE, next_round_ms=NOW + 90_000)
+    return replace(schedule, due=seen, problem=reason, failures=2, failing_since_ms=NOW - 4 * MINUTE, next_round_ms=NOW + 90_000)
 
 
 def _quarantined(schedule: PartitionSchedule) -> PartitionSchedule:
-    assert schedule.status is not None
+    assert schedule.due is not None
     reason = (
         "bad data: batch at offset 81,204,113 of 00000000000081200000.log: its CRC is 0x5f0c91aa, and its bytes give 0x1b77e02d. "
         "Restore the object from the store's versions or a backup"
     )
-    seen = replace(
-        schedule.status,
-        due=True,
+    since_ms = NOW - 3 * HOUR_MS
+    seen = changed(
+        schedule.due,
+        is_due=True,
         reason="dirty ratio 0.71 is above 0.5",
-        quarantine=reason,
-        quarantine_segment="x0Vq7bN1S9mB2yQx4mJv3w",
-        quarantine_ms=NOW - 3 * HOUR_MS,
-        quarantined_since_ms=NOW - 3 * HOUR_MS,
-        quarantine_failures=7,
+        quarantine=quarantine(since_ms, 7, reason, "x0Vq7bN1S9mB2yQx4mJv3w"),
+        block=Block(BlockedCause.DAMAGE, reason, since_ms),
     )
-    return replace(schedule, status=seen)
+    return replace(schedule, due=seen)
 
 
 def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
@@ -189,14 +189,14 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
     name = TopicPartition("orders", 17)
     dirty, uncleanable = live[int(0.6 * segments)].start_offset, live[-2].start_offset
     base = _watch(name, 0, chance)
-    assert base.status is not None
-    seen = replace(
-        base.status,
+    assert base.due is not None
+    seen = changed(
+        base.due,
         segments=segments,
         bytes=sum(segment.size_bytes for segment in live),
         start_offset=live[0].start_offset,
         end_offset=at - 1,
-        cleaner_offsets=(
+        vector=(
             CleanerOffset(leader_epoch=CompactorEpoch(4), offset=Offset(live[4].start_offset)),
             CleanerOffset(leader_epoch=CompactorEpoch(6), offset=Offset(dirty)),
         ),
@@ -204,18 +204,18 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         first_uncleanable_offset=uncleanable,
         dirty_bytes=sum(segment.size_bytes for segment in live if segment.start_offset >= dirty),
         dirty_ratio=0.62,
-        due=True,
+        is_due=True,
         reason="dirty ratio 0.62 is above 0.5",
-        waiting_bytes=812 << 20,
+        waiting=waiting(812 << 20),
         retire_at_ms=NOW + 7 * MINUTE,
     )
-    schedule = replace(base, status=seen)
+    schedule = replace(base, due=seen)
     reason = "its filter matches none of 812 keys"
     spared = [SkippedSegmentRange(part[0].start_offset, part[-1].end_offset, reason) for part in (live[3:6], live[11:13])]
     left_alone = format_skipped_ranges(spared)
     story = PartitionHistory(
         slot=90,
-        leader=CompactorLeader(epoch=CompactorEpoch(6), incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
+        leader=_leader(6),
         runs=tuple(_run(number, dirty, left_alone) for number in range(5)),
         epochs=tuple(
             CompactorEpochAndEnding(
@@ -245,6 +245,13 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
             _quarantined(schedule), problem=f"the disk budget is too small: {HARM}", failures=1, failing_since_ms=NOW - MINUTE
         )
     return PartitionDetails(NOW, schedule, tuple(live), story, None if trouble else work)
+
+
+def _leader(epoch: int, *, released: bool = False) -> CompactorLeader:
+    at_ms = NOW - HOUR_MS
+    return CompactorLeader(
+        epoch=CompactorEpoch(epoch), incarnation="a", holder=HOLDER, slot=80, at_ms=at_ms, ttl_ms=30_000, released=released
+    )
 
 
 def _segment(number: int, start: int, end: int, size: int) -> SegmentSummary:

@@ -17,12 +17,12 @@ from compactor.daemon.scheduling import (
     DaemonAction,
     PartitionJob,
     PartitionSchedule,
-    PartitionStatus,
     choose_jobs,
     idle_poll_interval_ms,
     with_pause_and_request,
 )
 from compactor.model.ids import TopicPartition
+from tests.support.dues import due_of
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 NOW = 1_000_000
@@ -84,14 +84,14 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     assert list(idle.store.list("catalog/inbox/"))
     idle.pass_time(daemon, 60_000 + INTERVAL)
     (schedule,) = (one for one in daemon.status().schedules if one.partition == idle.names[39])
-    assert schedule.status is not None
-    assert schedule.status.end_offset == 19
+    assert schedule.due is not None
+    assert schedule.due.summary.end_offset == 19
 
 
 def sighted(number: int, *, due: bool = False, open_run: str = "") -> PartitionSchedule:
     name = TopicPartition("t", number)
-    seen = PartitionStatus(name, 1, due=due or bool(open_run), open_run=open_run)
-    return PartitionSchedule(name, status=seen, next_poll_ms=NOW + HOUR)
+    seen = due_of(name, is_due=due or bool(open_run), open_run=open_run)
+    return PartitionSchedule(name, due=seen, next_poll_ms=NOW + HOUR)
 
 
 def test_an_open_round_goes_on_under_a_pause() -> None:
@@ -102,7 +102,7 @@ def test_an_open_round_goes_on_under_a_pause() -> None:
 def test_what_is_wanted_goes_first_and_waits_for_a_pause_to_end() -> None:
     wanted = with_pause_and_request(sighted(1), "", 7, NOW - 1)
     assert wanted.requested
-    ready = [sighted(0, due=True), PartitionSchedule(wanted.partition, status=wanted.status, next_poll_ms=NOW + 1, requested=True)]
+    ready = [sighted(0, due=True), PartitionSchedule(wanted.partition, due=wanted.due, next_poll_ms=NOW + 1, requested=True)]
     assert [(job.partition.partition, job.force) for job in choose_jobs(ready, {}, 1, NOW)] == [(1, True)]
     assert choose_jobs([with_pause_and_request(ready[1], "paused", 0, NOW)], {}, 1, NOW) == []
     assert with_pause_and_request(wanted, "", 7, NOW) == wanted

@@ -93,8 +93,8 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
     world.grow(7, 10)
     usage = world.pass_time(daemon, 1)
     [grown] = [schedule for schedule in daemon.status().schedules if schedule.partition == TopicPartition("orders", 7)]
-    assert grown.status is not None
-    assert grown.status.end_offset == 19
+    assert grown.due is not None
+    assert grown.due.summary.end_offset == 19
     assert world.reader.polls == polls + 1
     assert len(loads) - looked < 30
     assert usage.total_requests < 40

@@ -20,8 +20,8 @@ from tests.support.told import Told
 
 def end_offset(daemon: Daemon, name: TopicPartition) -> int:
     (found,) = (schedule for schedule in daemon.status().schedules if schedule.partition == name)
-    assert found.status is not None
-    return found.status.end_offset
+    assert found.due is not None
+    return found.due.summary.end_offset
 
 
 @pytest.mark.timeout(600)

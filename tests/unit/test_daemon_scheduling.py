@@ -27,16 +27,16 @@ from compactor.daemon.scheduling import (
     FIRST_POLL_MS,
     POLL_MS,
     DaemonAction,
+    Due,
     JobOutcome,
     PartitionJob,
     PartitionSchedule,
-    PartitionStatus,
     action_to_take_now,
     choose_jobs,
+    due,
     needs_poll,
     new_partition_schedule,
     next_due_time_ms,
-    partition_status,
     planned_action,
     schedule_restored_after_restart,
     with_change_hint,
@@ -52,6 +52,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.plan import assess_round
 from compactor.service import MAX_RETRY_MS, RETRY_MS, backoff_ms
 from compactor.views.verdict import Block, PartitionVerdict
+from tests.support.dues import changed, due_of, quarantine
 
 NOW = 1_770_000_000_000
 A, B, C = (TopicPartition("orders", number) for number in range(3))
@@ -76,26 +77,24 @@ def state(*segments: RemoteLogSegmentMetadata, **changes: Any) -> PartitionState
     return PartitionState(topic=A.topic, partition=A.partition, slot=7, live=segments).model_copy(update=changes)
 
 
-def seen(known: PartitionState, cleaner: CleanerSettings | None = None, since: dict[int, int] | None = None) -> PartitionStatus:
-    return partition_status(summarize_state(known), cleaner or CleanerSettings(), RETENTION, since or {}, NOW)
+def seen(known: PartitionState, cleaner: CleanerSettings | None = None, since: dict[int, int] | None = None) -> Due:
+    return due(summarize_state(known), cleaner or CleanerSettings(), RETENTION, since or {}, NOW)
 
 
-def verdict_on(status: PartitionStatus) -> PartitionVerdict:
-    found = PartitionSchedule(A, status=status).verdict
+def verdict_on(judged: Due) -> PartitionVerdict:
+    found = PartitionSchedule(A, due=judged).verdict
     assert found is not None
     return found
 
 
 def schedule(name: TopicPartition = A, **of_sight: Any) -> PartitionSchedule:
-    return PartitionSchedule(
-        partition=name, status=PartitionStatus(partition=name, slot=7, **of_sight), next_poll_ms=NOW + POLL_MS, swept_slot=0
-    )
+    return PartitionSchedule(partition=name, due=due_of(name, 7, **of_sight), next_poll_ms=NOW + POLL_MS, swept_slot=0)
 
 
 class TestSight:
     def test_of_a_partition_that_is_dirty(self) -> None:
         found = seen(state(segment(0), segment(1)))
-        assert (found.due, found.dirty_bytes, found.dirty_ratio, found.end_offset) == (True, 200, 1.0, 19)
+        assert (found.is_due, found.dirty_bytes, found.dirty_ratio, found.summary.end_offset) == (True, 200, 1.0, 19)
 
     def test_an_open_round_is_due_whatever_the_ratio_says(self) -> None:
         plan = CompactionPlan(
@@ -105,12 +104,12 @@ class TestSight:
             fingerprint="", producers=(), tasks=(),
         )  # fmt: skip
         found = seen(state(intent=RoundIntent(plan=plan, slot=3, at_ms=NOW)))
-        assert (found.due, found.open_run) == (True, "r")
+        assert (found.is_due, found.summary.open_run) == (True, "r")
 
     def test_a_leader_who_released_is_none(self) -> None:
         leader = CompactorLeader(epoch=CompactorEpoch(4), incarnation="i", holder="h", slot=1, at_ms=NOW, ttl_ms=TTL)
-        assert seen(state(leader=leader)).leader == "h"
-        assert seen(state(leader=leader.model_copy(update={"released": True}))).leader == ""
+        assert seen(state(leader=leader)).summary.current_leader == leader
+        assert seen(state(leader=leader.model_copy(update={"released": True}))).summary.current_leader is None
 
     def test_when_something_may_be_deleted(self) -> None:
         group = GroupAwaitingDeletion(
@@ -169,42 +168,40 @@ class TestLooking:
         found = new_partition_schedule(A, 3, NOW)
         assert needs_poll(found, NOW)
         for spread in (0.0, 0.5, 1.0):
-            after = with_poll_result(found, PartitionStatus(A, 7), NOW, spread)
+            after = with_poll_result(found, due_of(A, 7), NOW, spread)
             assert NOW + POLL_MS // 8 <= after.next_poll_ms <= NOW + POLL_MS
 
     def test_the_first_looks_of_many_partitions_are_spread(self) -> None:
-        first = {
-            with_poll_result(new_partition_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)
-        }
+        first = {with_poll_result(new_partition_schedule(A, 3, NOW), due_of(A, 7), NOW, step / 100).next_poll_ms for step in range(100)}
         assert len(first) == 100
 
     def test_looks_back_off_while_nothing_happens(self) -> None:
-        current = with_poll_result(replace(schedule(), idle_polls=0), PartitionStatus(A, 8), NOW, 0)
+        current = with_poll_result(replace(schedule(), idle_polls=0), due_of(A, 8), NOW, 0)
         pauses = []
         for _ in range(9):
             pauses.append(current.next_poll_ms - NOW)
-            current = with_poll_result(current, PartitionStatus(A, 8), NOW, 0)
+            current = with_poll_result(current, due_of(A, 8), NOW, 0)
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
     def test_what_another_process_deletes_is_looked_at_within_the_hour_however_many_partitions_there_are(self) -> None:
-        left = PartitionStatus(A, 8, retire_at_ms=NOW, deletes_segments=False)
+        left = due_of(A, 8, retire_at_ms=NOW, deletes_segments=False)
         for idle_polls in (0, 64):
-            before = replace(schedule(), idle_polls=idle_polls, status=left)
+            before = replace(schedule(), idle_polls=idle_polls, due=left)
             assert with_poll_result(before, left, NOW, 1, 8 * POLL_MS).next_poll_ms <= NOW + POLL_MS
         assert with_poll_result(new_partition_schedule(A, 3, NOW), left, NOW, 1, 8 * POLL_MS).next_poll_ms <= NOW + POLL_MS
 
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
-        after = with_change_hint(with_poll_result(new_partition_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
+        after = with_change_hint(with_poll_result(new_partition_schedule(A, 3, NOW), due_of(A, 7), NOW, 1), 9, NOW + 10)
         assert needs_poll(after, NOW + 10)
         assert after.hint == 9
-        assert with_poll_result(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
+        assert with_poll_result(after, due_of(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
 
     def test_time_alone_may_call_for_a_look(self) -> None:
         assert not needs_poll(schedule(wake_ms=NOW + 10), NOW + 9)
         assert needs_poll(schedule(wake_ms=NOW + 10), NOW + 10)
 
     def test_what_an_earlier_process_saw_is_good_until_its_hour_is_over(self) -> None:
-        known = schedule_restored_after_restart(A, 3, PartitionStatus(A, 7), NOW - 600_000)
+        known = schedule_restored_after_restart(A, 3, due_of(A, 7), NOW - 600_000)
         assert not needs_poll(known, NOW)
         assert needs_poll(known, NOW - 600_000 + POLL_MS)
 
@@ -213,7 +210,7 @@ class TestLooking:
         twice = with_failed_poll(once, "garbled", NOW)
         assert (once.next_poll_ms, twice.next_poll_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
         assert twice.blocked_reason == "garbled"
-        assert with_poll_result(twice, PartitionStatus(A, 7), NOW, 0).blocked_reason == ""
+        assert with_poll_result(twice, due_of(A, 7), NOW, 0).blocked_reason == ""
 
 
 class TestWanted:
@@ -221,11 +218,11 @@ class TestWanted:
         assert action_to_take_now(schedule(), NOW) is None
 
     def test_a_round_that_is_due(self) -> None:
-        assert action_to_take_now(schedule(due=True), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(schedule(is_due=True), NOW) is DaemonAction.ROUND
 
     def test_a_quarantined_partition_waits_longer_with_every_failure(self) -> None:
         for failures, pause in ((1, RETRY_MS), (2, 2 * RETRY_MS), (40, MAX_RETRY_MS)):
-            waits = replace(schedule(due=True, quarantine="bad", quarantine_ms=NOW, quarantine_failures=failures), next_poll_ms=NEVER_MS)
+            waits = replace(schedule(is_due=True, quarantine=quarantine(NOW, failures)), next_poll_ms=NEVER_MS)
             assert action_to_take_now(waits, NOW + pause - 1) is None
             assert action_to_take_now(waits, NOW + pause) is DaemonAction.ROUND
 
@@ -234,7 +231,7 @@ class TestWanted:
         assert action_to_take_now(schedule(retire_at_ms=NOW + 5), NOW + 5) is DaemonAction.RETIRE
 
     def test_deletion_goes_before_a_round_so_that_a_partition_that_is_always_due_gets_it(self) -> None:
-        due = schedule(due=True, retire_at_ms=NOW)
+        due = schedule(is_due=True, retire_at_ms=NOW)
         assert action_to_take_now(due, NOW) is DaemonAction.RETIRE
         assert action_to_take_now(replace(due, retire_at_ms=NOW + RETRY_MS), NOW) is DaemonAction.ROUND
 
@@ -246,17 +243,17 @@ class TestWanted:
         assert action_to_take_now(due, NOW) is DaemonAction.ROUND
 
     def test_a_round_goes_before_a_deletion_that_fails(self) -> None:
-        assert action_to_take_now(replace(schedule(due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(replace(schedule(is_due=True, retire_at_ms=NOW), failures=1), NOW) is DaemonAction.ROUND
 
     def test_an_interrupted_round_goes_before_deletion(self) -> None:
-        assert action_to_take_now(schedule(due=True, open_run="run", retire_at_ms=NOW), NOW) is DaemonAction.ROUND
+        assert action_to_take_now(schedule(is_due=True, open_run="run", retire_at_ms=NOW), NOW) is DaemonAction.ROUND
 
     def test_what_an_undone_round_left_is_swept_once(self) -> None:
         left = schedule(undone_slot=6)
         assert action_to_take_now(left, NOW) is DaemonAction.RETIRE
         assert (
             action_to_take_now(
-                with_job_outcome(left, PartitionJob(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW
+                with_job_outcome(left, PartitionJob(A, DaemonAction.RETIRE), JobOutcome("retired", due=left.due), NOW, TTL), NOW
             )
             is None
         )
@@ -266,55 +263,55 @@ class TestFinished:
     ROUND = PartitionJob(A, DaemonAction.ROUND)
 
     def end(self, before: PartitionSchedule, status: str, job: PartitionJob = ROUND, **of_sight: Any) -> PartitionSchedule:
-        return with_job_outcome(before, job, JobOutcome(status, "why", PartitionStatus(A, 8, **of_sight)), NOW, TTL)
+        return with_job_outcome(before, job, JobOutcome(status, "why", due_of(A, 8, **of_sight)), NOW, TTL)
 
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
         for status in ("leased", "fenced"):
-            after = self.end(schedule(due=True), status, due=True)
+            after = self.end(schedule(is_due=True), status, is_due=True)
             assert action_to_take_now(after, NOW + TTL - 1) is None
             assert needs_poll(after, NOW + TTL)
 
     def test_failures_of_this_process_back_off_and_are_forgotten_after_a_success(self) -> None:
-        once = self.end(schedule(due=True), "failed", due=True)
-        twice = self.end(once, "failed", due=True)
+        once = self.end(schedule(is_due=True), "failed", is_due=True)
+        twice = self.end(once, "failed", is_due=True)
         assert (once.next_round_ms, twice.next_round_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
         assert twice.blocked_reason == "why"
         after = self.end(twice, "cleaned")
         assert (after.failures, after.blocked_reason) == (0, "")
 
     def test_what_does_not_fit_beside_others_is_done_alone_and_fails_only_then(self) -> None:
-        after = self.end(schedule(due=True), "out_of_budget", due=True)
+        after = self.end(schedule(is_due=True), "out_of_budget", is_due=True)
         assert (after.exclusive, after.failures) == (True, 0)
         assert action_to_take_now(after, NOW) is DaemonAction.ROUND
-        again = self.end(after, "out_of_budget", PartitionJob(A, DaemonAction.ROUND, exclusive=True), due=True)
+        again = self.end(after, "out_of_budget", PartitionJob(A, DaemonAction.ROUND, exclusive=True), is_due=True)
         assert (again.exclusive, again.failures) == (False, 1)
 
     def test_what_waits_is_still_wanted_when_its_time_has_come(self) -> None:
-        asked, large = replace(schedule(), requested=True), schedule(due=True)
+        asked, large = replace(schedule(), requested=True), schedule(is_due=True)
         asked = with_job_outcome(
-            asked, PartitionJob(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
+            asked, PartitionJob(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.due, NOW + 1_000_000), NOW, TTL
         )
         assert action_to_take_now(asked, NOW + 999_999) is None
         assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [PartitionJob(A, DaemonAction.ROUND, force=True)]
         large = with_job_outcome(
             large,
             PartitionJob(A, DaemonAction.ROUND, exclusive=True),
-            JobOutcome("waiting", "why", large.status, NOW + 1_000_000),
+            JobOutcome("waiting", "why", large.due, NOW + 1_000_000),
             NOW,
             TTL,
         )
         assert choose_jobs([large], {}, 1, NOW + 1_000_000) == [PartitionJob(A, DaemonAction.ROUND, exclusive=True)]
 
     def test_rounds_that_find_nothing_new_and_leave_it_due_do_not_turn_into_a_loop(self) -> None:
-        current, pauses = schedule(due=True, end_offset=9), []
+        current, pauses = schedule(is_due=True, end_offset=9), []
         for _ in range(4):
-            current = self.end(current, "cleaned", due=True, end_offset=9)
+            current = self.end(current, "cleaned", is_due=True, end_offset=9)
             pauses.append(current.next_repeat_ms - NOW)
         assert action_to_take_now(current, NOW + 4 * RETRY_MS - 1) is None
         assert pauses == [0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
-        grown = PartitionStatus(A, 9, due=True, end_offset=19)
+        grown = due_of(A, 9, is_due=True, end_offset=19)
         assert action_to_take_now(with_poll_result(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
-        assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
+        assert self.end(current, "cleaned", is_due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
         job = PartitionJob(A, DaemonAction.RETIRE)
@@ -322,25 +319,25 @@ class TestFinished:
         assert after.retire_at_ms == NOW + RETRY_MS
 
     def test_without_a_sight_the_partition_is_looked_at(self) -> None:
-        after = with_job_outcome(schedule(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
+        after = with_job_outcome(schedule(is_due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
         assert needs_poll(after, NOW)
 
 
 class TestChoosing:
     def test_as_many_as_there_are_threads_one_a_partition_in_the_order_given(self) -> None:
-        schedules = [schedule(name, due=True) for name in (C, A, B)]
+        schedules = [schedule(name, is_due=True) for name in (C, A, B)]
         assert choose_jobs(schedules, {}, 2, NOW) == [PartitionJob(C, DaemonAction.ROUND), PartitionJob(A, DaemonAction.ROUND)]
         assert choose_jobs(schedules, {C: PartitionJob(C, DaemonAction.ROUND)}, 2, NOW) == [PartitionJob(A, DaemonAction.ROUND)]
         assert choose_jobs(schedules, {A: PartitionJob(A, DaemonAction.ROUND), B: PartitionJob(B, DaemonAction.RETIRE)}, 2, NOW) == []
 
     def test_one_that_needs_the_budgets_for_itself_waits_for_the_others_and_keeps_them_waiting(self) -> None:
-        schedules = [schedule(A, due=True), replace(schedule(B, due=True), exclusive=True)]
+        schedules = [schedule(A, is_due=True), replace(schedule(B, is_due=True), exclusive=True)]
         assert choose_jobs(schedules, {C: PartitionJob(C, DaemonAction.ROUND)}, 4, NOW) == []
         assert choose_jobs(schedules, {}, 4, NOW) == [PartitionJob(B, DaemonAction.ROUND, exclusive=True)]
         assert choose_jobs(schedules, {B: PartitionJob(B, DaemonAction.ROUND, exclusive=True)}, 4, NOW) == []
 
     def test_partitions_that_want_a_look_first_get_no_job(self) -> None:
-        assert choose_jobs([replace(schedule(A, due=True), next_poll_ms=NOW)], {}, 2, NOW) == []
+        assert choose_jobs([replace(schedule(A, is_due=True), next_poll_ms=NOW)], {}, 2, NOW) == []
 
 
 def test_a_failing_partition_is_tried_again_within_bounds() -> None:
@@ -352,13 +349,13 @@ def test_a_failing_partition_is_tried_again_within_bounds() -> None:
 def test_quarantine_in_the_log_is_what_the_status_page_says(failures: int) -> None:
     why = Quarantine(reason="bad data", segment="s", failures=failures, slot=3, at_ms=NOW)
     found = seen(state(segment(0), quarantine=why))
-    assert PartitionSchedule(A, status=found).blocked_reason == "bad data"
+    assert PartitionSchedule(A, due=found).blocked_reason == "bad data"
 
 
 def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at_once_after_it() -> None:
-    seen = PartitionStatus(partition=A, slot=1, due=True, retire_at_ms=NOW)
+    seen = due_of(A, is_due=True, retire_at_ms=NOW)
     failing = PartitionSchedule(
-        A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
+        A, due=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
     )
     waits = with_suspension(failing, Block(BlockedCause.SETTINGS, "retention.ms is wrong"), NOW)
     assert (action_to_take_now(waits, NOW + MAX_RETRY_MS), waits.blocked_reason) == (None, "retention.ms is wrong")
@@ -369,10 +366,10 @@ def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at
 
 
 def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() -> None:
-    seen = PartitionStatus(partition=A, slot=1, due=True, retire_at_ms=NOW)
-    due = PartitionSchedule(A, status=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
-    begun = replace(due, partition=B, status=replace(seen, partition=B, open_run="run"))
-    old = replace(due, partition=C, status=replace(seen, partition=C), retire_at_ms=NOW)
+    seen = due_of(A, is_due=True, retire_at_ms=NOW)
+    due = PartitionSchedule(A, due=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
+    begun = replace(due, partition=B, due=changed(seen, open_run="run"))
+    old = replace(due, partition=C, due=seen, retire_at_ms=NOW)
     assert choose_jobs([due, begun, old], {}, 3, NOW, may_begin_rounds=False) == [
         PartitionJob(B, DaemonAction.ROUND),
         PartitionJob(C, DaemonAction.RETIRE),
@@ -403,12 +400,12 @@ def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retr
 
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
-    due = with_poll_result(new_partition_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
-    assert due.due_status is not None
+    due = with_poll_result(new_partition_schedule(A, 0, NOW), due_of(A, 7, is_due=True), NOW, 0.0)
+    assert due.startable is not None
     held = (
         replace(due, paused="p"),
         replace(due, suspended=Block(BlockedCause.SETTINGS, "s")),
         replace(due, problem="no disk"),
         replace(due, unreadable="no store"),
     )
-    assert [one for one in held if one.due_status is not None] == []
+    assert [one for one in held if one.startable is not None] == []

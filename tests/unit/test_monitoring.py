@@ -219,8 +219,8 @@ def test_every_alert_has_a_section_in_the_runbook() -> None:
 def test_what_happened_long_ago_is_not_reclaimed_today() -> None:
     status = console_samples.daemon_status(3, trouble=False)
     totals = DaemonPages(lambda: status, lambda name: None).status_page_document(PartitionListQuery()).totals
-    sights = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    assert totals.reclaimed_24h_bytes == sum(partition_status.freed[1][1] for partition_status in sights) > 0
+    sights = [schedule.due for schedule in status.schedules if schedule.due is not None]
+    assert totals.reclaimed_24h_bytes == sum(judged.freed[1][1] for judged in sights) > 0
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from compactor.daemon.scheduling import (
     OutputSchedule,
     PartitionJob,
     PartitionSchedule,
-    PartitionStatus,
     action_to_take_now,
     with_job_outcome,
     with_poll_result,
 )
 from compactor.model.ids import TopicPartition
 from compactor.service import RETRY_MS
+from tests.support.dues import due_of
 
 NOW = 1_770_000_000_000
 TTL = 30_000
@@ -27,8 +27,8 @@ A = TopicPartition("orders", 0)
 
 
 def schedule(slot: int = 7, output: OutputSchedule | None = None, **status: Any) -> PartitionSchedule:
-    seen = PartitionStatus(A, slot, segments=2, **status)
-    return PartitionSchedule(partition=A, status=seen, next_poll_ms=NEVER_MS, output=output or OutputSchedule())
+    seen = due_of(A, slot, segments=2, **status)
+    return PartitionSchedule(partition=A, due=seen, next_poll_ms=NEVER_MS, output=output or OutputSchedule())
 
 
 def end(before: PartitionSchedule, status: str, **outcome: Any) -> PartitionSchedule:
@@ -47,18 +47,18 @@ def test_whatever_the_log_has_beyond_what_was_shown() -> None:
 
 
 def test_an_empty_partition_is_looked_at_as_what_it_had_may_have_been_deleted() -> None:
-    empty = replace(schedule(), status=PartitionStatus(A, 7))
+    empty = replace(schedule(), due=due_of(A, 7))
     assert action_to_take_now(empty, NOW) is DaemonAction.OUTPUT
     assert action_to_take_now(end(empty, "removed", written_slot=7), NOW) is None
 
 
 def test_a_round_goes_first_but_not_two() -> None:
-    due = schedule(due=True)
+    due = schedule(is_due=True)
     assert action_to_take_now(due, NOW) is DaemonAction.ROUND
     after = with_job_outcome(
         due,
         PartitionJob(A, DaemonAction.ROUND),
-        JobOutcome("cleaned", partition=PartitionStatus(A, 9, segments=2, due=True, end_offset=9)),
+        JobOutcome("cleaned", due=due_of(A, 9, segments=2, is_due=True, end_offset=9)),
         NOW,
         TTL,
     )
@@ -67,7 +67,7 @@ def test_a_round_goes_first_but_not_two() -> None:
 
 
 def test_a_target_that_fails_holds_no_round_up() -> None:
-    once = end(replace(schedule(due=True), output=OutputSchedule(rounds=3)), "failed")
+    once = end(replace(schedule(is_due=True), output=OutputSchedule(rounds=3)), "failed")
     assert action_to_take_now(once, NOW) is DaemonAction.ROUND
     assert once.blocked_reason == ""
     assert once.output is not None
@@ -94,7 +94,7 @@ def test_the_next_deletion_has_its_time() -> None:
 def test_a_log_that_was_begun_anew_is_shown_anew() -> None:
     shown = schedule(20, OutputSchedule(20))
     assert (
-        action_to_take_now(replace(with_poll_result(shown, PartitionStatus(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
+        action_to_take_now(replace(with_poll_result(shown, due_of(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
         is DaemonAction.OUTPUT
     )
 

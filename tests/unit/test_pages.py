@@ -38,6 +38,7 @@ from compactor.web.console import (
 from compactor.web.pages import RUNBOOK_FILE, DaemonPages, service_verdict
 from tests.support import console_samples
 from tests.support.console_samples import NOW
+from tests.support.dues import changed, quarantine
 from tests.support.idle_tier import HOUR, Idle
 
 
@@ -206,19 +207,19 @@ def random_watch(chance: random.Random) -> PartitionSchedule:
         return NOW + chance.choice((-1, 0, 1)) * chance.randrange(1, 4_000_000)
 
     base = console_samples.daemon_status(7, trouble=False).schedules[chance.randrange(7)]
-    assert base.status is not None
-    seen = replace(
-        base.status,
-        due=chance.random() < 0.5,
+    assert base.due is not None
+    failures = chance.randrange(3)
+    seen = changed(
+        base.due,
+        is_due=chance.random() < 0.5,
         retire_at_ms=chance.choice((NEVER_MS, moment())),
         wake_ms=chance.choice((NEVER_MS, NOW + 5_000_000)),
-        quarantine_ms=chance.choice((0, moment())),
-        quarantine_failures=chance.randrange(3),
+        quarantine=quarantine(moment(), failures) if failures else None,
         open_run=chance.choice(("", "a")),
     )
     return replace(
         base,
-        status=seen,
+        due=seen,
         next_poll_ms=NOW + 6_000_000,
         next_round_ms=chance.choice((0, moment())),
         next_repeat_ms=chance.choice((0, moment())),
@@ -248,7 +249,7 @@ def test_a_paused_partition_is_no_trouble_and_a_broken_one_is_even_while_work_is
     assert partition_condition(replace(schedule, paused="by somebody"), is_job_running=False) is PartitionCondition.PAUSED
     assert partition_condition(replace(schedule, problem="x"), is_job_running=True) is PartitionCondition.ATTENTION
     assert partition_condition(schedule, is_job_running=True) is PartitionCondition.WORKING
-    assert partition_condition(replace(schedule, status=None), is_job_running=False) is PartitionCondition.UNSEEN
+    assert partition_condition(replace(schedule, due=None), is_job_running=False) is PartitionCondition.UNSEEN
 
 
 def test_the_axis_is_to_scale_and_bounded() -> None:

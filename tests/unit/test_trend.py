@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compactor.constants import HOUR_MS
 from compactor.daemon import status as trend
-from compactor.daemon.scheduling import PartitionStatus
+from compactor.daemon.scheduling import Due
 from compactor.daemon.status import (
     MOST_HOURS,
     MOST_TOPICS,
@@ -18,12 +18,13 @@ from compactor.daemon.status import (
 )
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
+from tests.support.dues import due_of, waiting
 
 NOW = 480_000 * HOUR_MS + 1234
 
 
-def status(topic: str, size: int, dirty: int = 0, freed: tuple[tuple[int, int], ...] = ()) -> PartitionStatus:
-    return PartitionStatus(TopicPartition(topic, 0), 1, bytes=size, dirty_bytes=dirty, waiting_bytes=5, freed=freed)
+def status(topic: str, size: int, dirty: int = 0, freed: tuple[tuple[int, int], ...] = ()) -> Due:
+    return due_of(TopicPartition(topic, 0), bytes=size, dirty_bytes=dirty, waiting=waiting(5), freed=freed)
 
 
 def test_an_hour_is_the_sum_of_all_partitions_and_of_each_topic() -> None:

@@ -15,7 +15,7 @@ from compactor.control.ports import ObjectRetention
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT
 from compactor.control.state import PartitionState, Quarantine, RunHistoryEntry
 from compactor.control.summary import decode_summary, encode_summary, summarize_state
-from compactor.daemon.scheduling import PartitionCondition, PartitionSchedule, partition_condition, partition_status
+from compactor.daemon.scheduling import PartitionCondition, PartitionSchedule, due, partition_condition
 from compactor.errors import BlockedCause
 from compactor.model.ids import RunHistoryStatus, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -58,10 +58,8 @@ def schedule(
     known: PartitionState, cleaner: CleanerSettings | None = None, transaction: TransactionAtEnd | None = None, **changes: Any
 ) -> PartitionSchedule:
     summary = decode_summary(encode_summary(summarize_state(known)))  # as another process reads it from local state
-    status = partition_status(
-        summary, cleaner or CleanerSettings(), RETENTION, {}, NOW, transaction=transaction, bootstrap_servers="kafka-1:9092"
-    )
-    return PartitionSchedule(A, status=status, **changes)
+    judged = due(summary, cleaner or CleanerSettings(), RETENTION, {}, NOW, transaction=transaction, bootstrap_servers="kafka-1:9092")
+    return PartitionSchedule(A, due=judged, **changes)
 
 
 def verdict(
