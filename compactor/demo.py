@@ -21,6 +21,7 @@ from compactor.config.settings import Settings, load_settings
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, UsageError
 from compactor.features.imports.import_ import ImportProgressCallbacks, ImportReport, import_directory
+from compactor.model.finding import Finding
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import read_record_blocks
 from compactor.read.records import iterate_byte_strings
@@ -32,7 +33,7 @@ from compactor.storage.port import ObjectStore
 from compactor.storage.probe import probe_store
 from compactor.storage.schemes import store_kind
 from compactor.upkeep.export import export_partition
-from compactor.upkeep.verify import SegmentProblem, verify_partition
+from compactor.upkeep.verify import verify_partition
 from compactor.views.forecast import RoundForecast, forecast_next_round
 
 # The topic, as a change-capture connector writes it: inserts, updates of keys with skewed popularity, tombstones, headers, all five
@@ -300,7 +301,7 @@ class Demo:
     def compact_topic(self, on_stage: RoundStageCallback) -> RoundReport:
         return compact(self._tier, NAME, self.now_ms, on_stage=on_stage)
 
-    def verify_tier(self, on_bytes: OnCount) -> list[SegmentProblem]:
+    def verify_tier(self, on_bytes: OnCount) -> list[Finding]:
         found = verify_partition(self._tier, NAME, on_bytes)
         return [problem for problem in found if problem.severity == "error"]
 

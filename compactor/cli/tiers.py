@@ -29,6 +29,7 @@ from compactor.control.incarnations import latest_incarnations
 from compactor.control.logs import PartitionLog, pattern_matches
 from compactor.control.summary import PartitionSummary
 from compactor.errors import BadData, CompactorError, ExitCode, Leased, StoreError, UsageError, gravest_exit_code, without_secrets
+from compactor.model.finding import Finding
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.factory import open_store
 from compactor.storage.wrappers import ReadOnlyStore
@@ -168,12 +169,19 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
     return sum(summary.bytes for summary in found) + replaced
 
 
-def print_check_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
+VERIFY_FIELDS = ("severity", "kind", "topic", "partition", "object", "detail")
+"""JSON fields of a finding of `verify`."""
+BROKER_FIELDS = (*VERIFY_FIELDS, "means", "todo")
+
+
+def print_check_findings(
+    findings: Sequence[Finding], out: Output, summary_without_errors: str = "all is well", fields: Sequence[str] = VERIFY_FIELDS
+) -> ExitCode:
     """Print findings, and return 0, or the exit code of BadData if one is an error. Equal notes are counted together."""
     rows: Counter[tuple[str, ...]] = Counter()
     for one in findings:
-        name = f"{one.topic}-{one.partition}" if one.topic else ""
-        texts = (one.detail, getattr(one, "means", ""), getattr(one, "todo", ""))
+        name = f"{one.where.topic}-{one.where.partition}" if one.where.topic else ""
+        texts = (one.detail, one.means, one.hint)
         is_error = one.severity == "error"
         if is_error:
             out.print_note(f"error: {one.object or name}: {': '.join(filter(None, texts[:2]))}")
@@ -183,7 +191,7 @@ def print_check_findings(findings: Sequence[Any], out: Output, summary_without_e
     table = Table("", columns, [(*row[:3], count, *row[3:]) for row, count in rows.items()], minor=("count",), below=4)
     summary = count_noun(errors, "problem") if errors else summary_without_errors
     out.print_result(
-        {"ok": not errors, "problems": [report_document(one) for one in findings]}, *([table] if rows else []), summary=summary
+        {"ok": not errors, "problems": [one.document(fields) for one in findings]}, *([table] if rows else []), summary=summary
     )
     return BadData.exit_code if errors else 0
 

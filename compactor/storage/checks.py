@@ -10,51 +10,29 @@ from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecut
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import crc32c
 
 from compactor.errors import CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
-from compactor.model.segment import StrictFrozenModel
+from compactor.model.finding import Finding
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
 
 FindingKindAndDetail = tuple[str, str]
-"""Kind and detail of a StoreFinding."""
+"""Kind and detail of a Finding."""
 
 
-class StoreFinding(StrictFrozenModel):
-    """Result of a check of the store.
-
-    severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.
-    """
-
-    severity: Literal["error", "warning", "note"]
-    kind: str
-    detail: str
-    hint: str = ""
-
-    @staticmethod
-    def error(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        return StoreFinding(severity="error", kind=finding_kind, detail=detail, hint=hint)
-
-    @staticmethod
-    def warning(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        return StoreFinding(severity="warning", kind=finding_kind, detail=detail, hint=hint)
-
-    @staticmethod
-    def note(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)
-
-
-def unknown_deletion_settings(url: str, answer: str, rights: str) -> StoreFinding:
+def unknown_deletion_settings(url: str, answer: str, rights: str) -> Finding:
     """Finding that it is not known whether a store keeps deleted objects.
 
     :param answer: the store's answer, or why it could not be asked.
     :param rights: needed for the question; missing only if the answer says so.
     """
     is_refused = any(word in answer.lower() for word in ("denied", "credentials"))
-    return StoreFinding.note(
+    return Finding(
+        "note",
         "versioning-unknown",
+        "",
         f"whether {url} keeps versions, deleted or locked objects is not known, so no saving is promised: {answer}",
         f"Grant {rights}"
         if is_refused

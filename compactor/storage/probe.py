@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
-from compactor.storage.checks import StoreFinding
+from compactor.model.finding import Finding
 from compactor.storage.factory import NoSuchUpload, PreconditionFailed
 from compactor.storage.port import FileRange, ObjectStore
 from compactor.storage.schemes import store_kind, store_kind_of_scheme
@@ -75,7 +75,7 @@ _SKEW_WARNING_MS = 60_000
 class StoreWithQueryableSettings(Protocol):
     """Store on a server whose settings can be queried. Methods raise StoreError."""
 
-    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]: ...
+    def inspect_store_settings(self, now_ms: int) -> Sequence[Finding]: ...
 
     def does_delete_free_space(self) -> bool | None:
         """Return None if the credentials may not ask."""
@@ -96,7 +96,7 @@ class StoreWithTestableConditionalCreates(Protocol):
         """Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken."""
 
 
-def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
+def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[Finding]:
     """Leaves only a marker object below ``prefix``."""
     findings = _test_permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
@@ -111,7 +111,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     return findings
 
 
-def find_ignored_condition(store: ObjectStore, prefix: str) -> StoreFinding | None:
+def find_ignored_condition(store: ObjectStore, prefix: str) -> Finding | None:
     """Create one key twice, and again by an upload in parts. Return a finding if the existing object is overwritten or deleted. The key is
     then deleted; without permission a few bytes stay.
     """
@@ -128,8 +128,10 @@ def find_ignored_condition(store: ObjectStore, prefix: str) -> StoreFinding | No
             if _multipart_overwrites(store, key):
                 return _ignored_condition_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
         except NotFound:
-            return StoreFinding.error(
+            return Finding(
+                "error",
                 "multipart-abort",
+                "",
                 f"{store.url} deletes what exists: an upload in parts to an existing key was refused and aborted, and the object is gone",
                 "A compactor that loses a race would delete the winner's records. Nothing else was changed. "
                 "Use another store (docs/stores.md names those that were tried)",
@@ -153,9 +155,11 @@ def _multipart_overwrites(store: ObjectStore, key: str) -> bool:
     return store.get(key, 0, 5) != b"first"
 
 
-def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
-    return StoreFinding.error(
+def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> Finding:
+    return Finding(
+        "error",
         kind,
+        "",
         f"{store.url} ignores conditional requests: {detail} ({store_kind(store.url).can.create_only})",
         "Two compactors would lead at once and publish over each other. Nothing was changed. "
         "Use a store with atomic conditional puts (`config check` tries it)",
@@ -164,7 +168,7 @@ def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> St
 
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, race_count: int = PROBE_ROUNDS
-) -> list[StoreFinding]:
+) -> list[Finding]:
     """Let ``threads`` writers create one key at once. Return at most one finding: a race without exactly one winner whose content was
     stored.
 
@@ -191,8 +195,10 @@ def find_unsafe_concurrent_creates(
             if len(winners) == 1:
                 detail = "a writer was answered that it succeeded, and the object is another writer's"
             return [
-                StoreFinding.error(
+                Finding(
+                    "error",
                     "conditional-puts",
+                    "",
                     f"{store.url}: {detail}",
                     "Two compactors would publish over each other. Use a store with atomic conditional puts (If-None-Match)",
                 )
@@ -204,7 +210,7 @@ def find_unsafe_concurrent_creates(
     return []
 
 
-def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
+def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[Finding]:
     # Return a list with one finding if a store on a server lists eight keys, two on a page, in another order than that of their bytes, or
     # not all of them. The keys differ where servers that sort by path segment put ``/`` before ``-``. A listing without order or end would
     # hide objects. It is a warning if only a listing ends early that begins after a key in a folder beside whose name others lie, as on
@@ -227,14 +233,14 @@ def _invalid_listing_findings(store: ObjectStore, prefix: str) -> list[StoreFind
         store.delete(keys)
     if detail:
         hint = "Objects would be overlooked, and their deletion, too. Use another store (docs/stores.md names those that were tried)"
-        return [StoreFinding.error("listing", f"{store.url} does not list eight keys, two on a page, as S3 does: {detail}", hint)]
+        return [Finding("error", "listing", "", f"{store.url} does not list eight keys, two on a page, as S3 does: {detail}", hint)]
     if after_inside != keys[5:]:
         detail = f"a listing of {store.url} that begins after {inside} ends early: {after_inside} instead of {keys[5:]}"
         hint = (
             "A listing that is repeated from its middle may overlook objects where names of partitions lie beside each other, such as"
             " orders-1 and orders-1.eu-0: use another version of the store, or avoid such topic names"
         )
-        return [StoreFinding.warning("listing", detail, hint)]
+        return [Finding("warning", "listing", "", detail, hint)]
     return []
 
 
@@ -264,7 +270,7 @@ def _successful_contents(store: ObjectStore, key: str, threads: int) -> list[byt
         return [content for content in pool.map(create_content, range(threads)) if content is not None]
 
 
-def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
+def _test_permissions(store: ObjectStore, prefix: str) -> list[Finding]:
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("write", lambda: store.create(key, b"probe")),
@@ -281,7 +287,7 @@ def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
             continue  # it could not be written: that is already said
         except Refused as error:
             hint = f"{error.hint} ({store.required_permission_name(verb)})" if isinstance(store, StoreWithQueryableSettings) else error.hint
-            findings.append(StoreFinding.error(f"cannot-{verb}", error.message, hint))
+            findings.append(Finding("error", f"cannot-{verb}", "", error.message, hint))
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same
         except CompactorError as error:
@@ -289,7 +295,7 @@ def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
     return findings
 
 
-def _clock_difference_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
+def _clock_difference_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[Finding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2
@@ -297,13 +303,15 @@ def _clock_difference_findings(store: ObjectStore, now_ms: Callable[[], int]) ->
         return []
     side = "ahead of" if difference > 0 else "behind"
     return [
-        StoreFinding.warning(
+        Finding(
+            "warning",
             "clock",
+            "",
             f"the clock of {store.url} is {abs(difference) / 1000:.0f} s {side} this machine's",
             "Set the clocks (NTP). Stores refuse requests from 15 minutes on; leadership does not depend on clocks",
         )
     ]
 
 
-def _finding_from_store_error(error: CompactorError, store: ObjectStore) -> StoreFinding:
-    return StoreFinding.error("store", f"{store.url}: {error.message}", error.hint)
+def _finding_from_store_error(error: CompactorError, store: ObjectStore) -> Finding:
+    return Finding("error", "store", "", f"{store.url}: {error.message}", error.hint)

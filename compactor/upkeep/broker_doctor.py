@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from compactor.adapters.brokers.cluster import (
 from compactor.config.units import count_noun, format_duration, format_size
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, CompactorError, NotFound, Refused, StoreError
+from compactor.model.finding import Finding
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord
 from compactor.model.segment import SegmentState
@@ -58,27 +59,6 @@ MANY_METADATA_RECORDS = 500_000
 """Records of one partition of the metadata topic, from which on a broker's start takes noticeably longer."""
 
 
-@dataclass(frozen=True)
-class TierHealthFinding:
-    """Harm to tiered data that has happened or will happen.
-
-    severity: error (data is or will be lost), warning (it costs, or becomes an error) or note.
-    topic, partition: an empty topic and -1 for the whole cluster.
-    bytes: stored bytes concerned; 0 if unknown.
-    """
-
-    severity: str
-    kind: str
-    topic: str
-    partition: int
-    object: str
-    detail: str
-    means: str
-    todo: str
-    bytes: int = 0
-    usd_month: float = 0.0
-
-
 def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
     found: dict[str, TopicDescription] = {}
     for name in topics:
@@ -89,7 +69,7 @@ def describe_topics(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> 
     return found
 
 
-def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[TierHealthFinding]:
+def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[Finding]:
     return [
         *_size_retention_findings(brokers, topics.values()),
         *_last_tiered_findings(brokers),
@@ -98,7 +78,7 @@ def known_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping
     ]
 
 
-def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[TierHealthFinding]:
+def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: ClusterConfirmations) -> list[Finding]:
     problem = broker_problem(brokers, confirmed)
     if problem is None:
         return []
@@ -109,10 +89,10 @@ def unsuitable_broker_findings(brokers: Sequence[BrokerDescription], confirmed: 
         else "no round begins and nothing is deleted; readers are not affected"
     )
     severity = "error" if is_another_manager or problem.cause == "metadata-topic" else "warning"
-    return [TierHealthFinding(severity, problem.cause, "", -1, "brokers", problem.message, means, problem.hint)]
+    return [Finding(severity, problem.cause, "brokers", problem.message, problem.hint, means=means)]
 
 
-def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[TierHealthFinding]:
+def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[Finding]:
     sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
     largest = max(sizes, key=lambda number: sizes[number], default=-1)
     if largest < 0 or sizes[largest] < MANY_METADATA_RECORDS:
@@ -127,10 +107,10 @@ def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: in
         "Restart brokers one at a time and wait for their metadata; use larger segments; when compacting, limit records with "
         "[publish] metadata_records_per_hour"
     )
-    return [TierHealthFinding("warning", "metadata-growth", "", -1, metadata_topic.topic, detail, means, todo)]
+    return [Finding("warning", "metadata-growth", metadata_topic.topic, detail, todo, means=means)]
 
 
-def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
+def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Iterable[TopicDescription]) -> Iterator[Finding]:
     """Kafka deletes too much after an election (KAFKA-20732)."""
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
@@ -146,10 +126,10 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
             "Upgrade to 4.3.2, 4.4 or newer (older branches: see their release notes; brokers do not report their patch version), or "
             f"until then: {topic_settings_command(topic.topic, {'retention.bytes': '-1'}, brokers[0].address)}"
         )
-        yield TierHealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
+        yield Finding("warning", "size-retention", "retention.bytes", detail, todo, where=TopicPartition(topic.topic, -1), means=means)
 
 
-def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[TierHealthFinding]:
+def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[Finding]:
     """Brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
@@ -161,10 +141,10 @@ def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[Tier
         " until the leader's local retention passes; compaction never replaces that segment"
     )
     todo = "Set it alike on all brokers" if others else "Nothing; keep local.retention as large as what consumers at the end read"
-    yield TierHealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
+    yield Finding("warning" if others else "note", "last-tiered", LAST_TIERED_SETTING, detail, todo, means=means)
 
 
-def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[TierHealthFinding]:
+def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Finding]:
     """Settings that delay or prevent the upload of closed segments (KIP-1241)."""
     for topic in topics:
         settings = {name: setting.value for name, setting in topic.settings.items()}
@@ -180,7 +160,7 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Tie
             severity = "note"
             means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
             todo = "Nothing if that is meant; otherwise remove the setting, or count it in when a maximum compaction lag is promised"
-        yield TierHealthFinding(severity, "copy-lag", topic.topic, -1, "remote.copy.lag.ms", detail, means, todo)
+        yield Finding(severity, "copy-lag", "remote.copy.lag.ms", detail, todo, where=TopicPartition(topic.topic, -1), means=means)
 
 
 def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
@@ -198,7 +178,7 @@ def copy_lag(settings: Mapping[str, str], unit: str) -> int | None:
     return None if lag < 0 else lag
 
 
-def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[TierHealthFinding]:
+def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_servers: str = "") -> Iterator[Finding]:
     """Tiered topics whose cleanup.policy Kafka accepts although their tiered part suffers from it."""
     for topic in topics:
         policy = topic.settings.get("cleanup.policy")
@@ -213,7 +193,7 @@ def cleanup_policy_findings(topics: Iterable[TopicDescription], bootstrap_server
         step = topic_settings_command(topic.topic, {"cleanup.policy": "delete"}, bootstrap_servers)
         todo = f"{step}, with the retention that is meant"
         severity = "error" if policy.value else "warning"
-        yield TierHealthFinding(severity, "cleanup-policy", topic.topic, -1, "cleanup.policy", detail, means, todo)
+        yield Finding(severity, "cleanup-policy", "cleanup.policy", detail, todo, where=TopicPartition(topic.topic, -1), means=means)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -259,7 +239,7 @@ def find_health_problems(
     on_partition: Callable[[], None] = lambda: None,
     expected_topics: Sequence[str] = (),
     confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
-) -> list[TierHealthFinding]:
+) -> list[Finding]:
     """All findings about these partitions and the cluster.
 
     :param expected_topics: examined even if the metadata topic names no segment of theirs.
@@ -272,7 +252,7 @@ def find_health_problems(
     if problem := metadata_topic_problem(metadata_topic, brokers[0].address if brokers else ""):
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
-        found.append(TierHealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
+        found.append(Finding("error", "metadata-topic", metadata_topic.topic, problem, todo, means=means))
     found += known_problem_findings(brokers, topics)
     segments = 0
     for name in partitions:
@@ -284,7 +264,7 @@ def find_health_problems(
             means = "brokers stop reading the metadata topic there, too: the partition's tiered part cannot be read"
             todo = "Ask who wrote it; see docs/broker-tiers.md"
             where = f"{error.segment} at offset {error.offset}"
-            found.append(TierHealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
+            found.append(Finding("error", "unreadable-metadata", where, error.cause, todo, where=name, means=means))
         on_partition()
     for name in _partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
         examined = PartitionHealthFacts(name, [], _setting_values(topics[name.topic]), *_first_untiered(admin, name, [], topics))
@@ -388,28 +368,14 @@ def _first_record_at(admin: ClusterHealthQueries, partition: TopicPartition, at_
 # Checks for ``config check``. Nothing is written as a test; each unsafe setting is reported with the command that corrects it.
 
 
-class ConfigCheckFinding(NamedTuple):
-    """Problem found by ``config check``.
-
-    severity: error (it does not work), warning (unsafe for compaction) or note. An error of kind ``topic`` concerns that topic only.
-    object: name of the broker, topic, permission or URL.
-    """
-
-    severity: str
-    kind: str
-    object: str
-    detail: str
-    hint: str
-
-
 def check_cluster(
     admin: ClusterDescriptionQueries,
     bootstrap_servers: str,
     *,
     reports_missing_append_permission: bool,
     confirmed: ClusterConfirmations = NOTHING_CONFIRMED,
-) -> list[ConfigCheckFinding]:
-    found: list[ConfigCheckFinding] = []
+) -> list[Finding]:
+    found: list[Finding] = []
     try:
         cluster = admin.describe_cluster()
         found += _broker_findings(cluster, confirmed, bootstrap_servers, publishes=reports_missing_append_permission)
@@ -417,12 +383,10 @@ def check_cluster(
             return found  # brokers with another metadata manager need not have the topic
         topic = admin.describe_metadata_topic(reports_missing_append_permission=reports_missing_append_permission)
     except StoreError as error:
-        return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
+        return [*found, Finding("error", "brokers", bootstrap_servers, error.message, error.hint)]
     found += _missing_permission_findings(topic.missing_rights, bootstrap_servers)
     if problem := metadata_topic_problem(topic, bootstrap_servers):
-        found.append(
-            ConfigCheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
-        )
+        found.append(Finding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too"))
     return found
 
 
@@ -431,42 +395,42 @@ def check_topics(
     topics: Sequence[str],
     cleanup_policy_of: Callable[[str], str] = lambda topic: "compact",
     bootstrap_servers: str = "",
-) -> list[ConfigCheckFinding]:
-    found: list[ConfigCheckFinding] = []
+) -> list[Finding]:
+    found: list[Finding] = []
     for name in topics:
         try:
             topic = admin.describe_topics([name])[name]
         except StoreError as error:
-            found.append(ConfigCheckFinding("error", "topic", name, error.message, error.hint))
+            found.append(Finding("error", "topic", name, error.message, error.hint))
             continue
         found += _missing_permission_findings(topic.missing_rights, bootstrap_servers)
         found += _topic_setting_findings(topic, cleanup_policy_of(name), bootstrap_servers)
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
-            found.append(ConfigCheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
+            found.append(Finding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
     return found
 
 
-def check_known_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
+def check_known_problems(admin: ClusterDescriptionQueries, topics: Sequence[str]) -> list[Finding]:
     descriptions = describe_topics(admin, topics)
     return [
-        ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
+        Finding(found.severity, found.kind, found.where.topic or found.object, f"{found.detail}: {found.means}", found.hint)
         for found in known_problem_findings(admin.describe_cluster().brokers, descriptions)
         if found.kind != "cleanup-policy"  # `_topic_setting_findings` reports it with the other settings of the topic
     ]
 
 
-def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
+def _topic_setting_findings(description: TopicDescription, cleanup_policy: str, bootstrap_servers: str) -> Iterator[Finding]:
     topic, settings = description.topic, {key: one.value for key, one in description.settings.items()}
     harm = {found.object: f"{found.detail}: {found.means}" for found in cleanup_policy_findings([description])}
     step = topic_settings_correction(topic, settings, cleanup_policy, bootstrap_servers)
     for setting, (wanted, why) in REQUIRED_TOPIC_SETTINGS.items():
         if setting in settings and topic_setting_refusal_reason(topic, setting, settings[setting], cleanup_policy):
             detail = harm.get(setting, f"{setting} is {settings[setting]}, not {wanted}: {why}")
-            yield ConfigCheckFinding("error", "topic", topic, detail, step)
+            yield Finding("error", "topic", topic, detail, step)
 
 
-def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
+def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[Finding]:
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -476,32 +440,30 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):
                 detail = f"{name} has {len(live)} segments by its metadata, and nothing is listed in {layout.partition_folder(name)}"
-                return [ConfigCheckFinding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
+                return [Finding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
             layout.read_file(name, live[-1], "log", 0, 1)
         except (StoreError, BadData) as error:
-            return [ConfigCheckFinding("error", "tier", url, error.message, error.hint)]
+            return [Finding("error", "tier", url, error.message, error.hint)]
         return []
-    return [ConfigCheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
+    return [Finding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
 
 
-def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
+def check_metadata(tier: Tier) -> tuple[list[TopicPartition], list[Finding]]:
     """Tiered partitions (none if the metadata topic cannot be read), and problems."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
         names = tier.broker_metadata.list_topic_partitions()
     except CompactorError as error:
-        return [], [ConfigCheckFinding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
+        return [], [Finding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
     if tier.broker_metadata.is_metadata_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
         return names, [
-            ConfigCheckFinding(
-                "warning", "metadata", tier.broker_metadata.source_name, explanation, "`orphans purge` refuses to work with it"
-            )
+            Finding("warning", "metadata", tier.broker_metadata.source_name, explanation, "`orphans purge` refuses to work with it")
         ]
     return names, []
 
 
-def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
+def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[Finding]:
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
@@ -520,12 +482,12 @@ def check_record_rate(tier: Tier, partitions: Sequence[TopicPartition]) -> list[
         f"it waits for an hour without records ({count_noun(len(tight), 'partition is', 'partitions are')} that large)"
     )
     hint = "Raise it, or keep it: later rounds are smaller"
-    return [ConfigCheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
+    return [Finding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
 def _broker_findings(
     cluster: ClusterDescription, confirmed: ClusterConfirmations, bootstrap_servers: str, *, publishes: bool
-) -> Iterator[ConfigCheckFinding]:
+) -> Iterator[Finding]:
     for broker in cluster.brokers:
         problem = broker_problem([broker], confirmed)
         if problem is None:
@@ -533,11 +495,11 @@ def _broker_findings(
         is_unknown = problem.cause == "metadata-manager" and not broker.metadata_manager
         is_error = problem.cause in ("metadata-manager", "metadata-topic") and (publishes or not is_unknown)
         severity = "error" if is_error else "warning"
-        yield ConfigCheckFinding(severity, problem.cause, f"broker {broker.id} ({broker.address})", problem.message, problem.hint)
+        yield Finding(severity, problem.cause, f"broker {broker.id} ({broker.address})", problem.message, problem.hint)
     yield from _missing_permission_findings(cluster.missing_rights, bootstrap_servers)
 
 
-def _missing_permission_findings(missing_permissions: Sequence[MissingPermission], bootstrap_servers: str) -> Iterator[ConfigCheckFinding]:
+def _missing_permission_findings(missing_permissions: Sequence[MissingPermission], bootstrap_servers: str) -> Iterator[Finding]:
     for right in missing_permissions:
         operation = "".join(part.capitalize() for part in right.operation.split("_"))
         if "cluster" in right.resource:
@@ -546,7 +508,7 @@ def _missing_permission_findings(missing_permissions: Sequence[MissingPermission
             where = f"--operation {operation} --topic {right.resource.removeprefix('topic ')}"
             mend = kafka_tool_command("kafka-acls", f"--add --allow-principal User:... {where}", bootstrap_servers)
         severity = "error" if right.operation == "READ" else "warning"
-        yield ConfigCheckFinding(severity, "acl", right.resource, str(right), mend)
+        yield Finding(severity, "acl", right.resource, str(right), mend)
 
 
 SLACK_MS = 3_600_000
@@ -584,7 +546,7 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[TierHealthFinding]:
+def partition_health_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[Finding]:
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
         *_late_upload_findings(examined, now_ms),
@@ -603,23 +565,22 @@ def _finding_about_partition(
     evidence_consequence_and_action: tuple[str, str, str],
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
-) -> TierHealthFinding:
+) -> Finding:
     detail, means, todo = evidence_consequence_and_action
-    return TierHealthFinding(
+    return Finding(
         severity,
         finding_kind,
-        examined.partition.topic,
-        examined.partition.partition,
         str(examined.partition),
         detail,
-        means,
         todo,
-        stored_bytes,
-        usd_per_month,
+        where=examined.partition,
+        means=means,
+        bytes=stored_bytes,
+        usd_month=usd_per_month,
     )
 
 
-def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
+def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[Finding]:
     """Copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
@@ -646,7 +607,7 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
         yield _finding_about_partition(examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.monthly_storage_usd(size))
 
 
-def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[TierHealthFinding]:
+def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[Finding]:
     """Records that should have been tiered long ago (Aiven#699), or copying that is off."""
     if examined.pending is None:
         return
@@ -674,7 +635,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
     yield _finding_about_partition(examined, "error", "not-tiered", words)
 
 
-def _time_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
+def _time_lookup_findings(examined: PartitionHealthFacts) -> Iterator[Finding]:
     """The leader reads time indexes in the tier to find records by their time."""
     if examined.lookup_problem:
         words = (
@@ -685,7 +646,7 @@ def _time_lookup_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
         yield _finding_about_partition(examined, "error", "time-lookup", words)
 
 
-def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[TierHealthFinding]:
+def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[Finding]:
     begun = [
         one
         for one in examined.segments
@@ -726,7 +687,7 @@ def _join_first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
-def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
+def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[Finding]:
     if examined.missing:
         words = (
             f"{count_noun(len(examined.missing), 'object')} of readable segments are not in the store: {_join_first_few(examined.missing)}",
@@ -744,7 +705,7 @@ def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[TierHealth
         yield _finding_about_partition(examined, "error", "gap", words)
 
 
-def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFinding]:
+def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[Finding]:
     """Offsets that brokers compacted away before the topic was tiered."""
     if examined.end_hole:
         first, last = examined.end_hole
@@ -768,7 +729,7 @@ def _end_hole_findings(examined: PartitionHealthFacts) -> Iterator[TierHealthFin
         yield _finding_about_partition(examined, "warning", "end-hole", (detail, means, todo))
 
 
-def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[TierHealthFinding]:
+def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[Finding]:
     if examined.orphans:
         usd = prices.monthly_storage_usd(examined.orphan_bytes)
         words = (

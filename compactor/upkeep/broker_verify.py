@@ -24,6 +24,7 @@ from compactor.config.times import format_iso_time
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
 from compactor.local.budget import spool_folder
+from compactor.model.finding import Finding
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.remote_log import RemoteLogSegmentMetadataRecord, segment_lineage, uuid_bytes
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
@@ -33,7 +34,6 @@ from compactor.tier.contents import download_segment_file
 from compactor.tier.ports import ListedObject
 from compactor.upkeep.verify import (
     ProblemKindAndText,
-    SegmentProblem,
     require_disk_budget,
     segment_file_problems,
 )
@@ -195,17 +195,9 @@ FINDING_KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class BrokerTierFinding(SegmentProblem):
-    means: str
-    todo: str
-
-
-def finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
+def finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> Finding:
     about = FINDING_KINDS[finding_kind]
-    return BrokerTierFinding(
-        about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo
-    )
+    return Finding(about.severity, finding_kind, object_name, detail, about.todo, where=partition, means=about.means)
 
 
 MAX_TRANSACTIONS_SHOWN = 3
@@ -214,7 +206,7 @@ OnSegmentBytesChecked = Callable[[int], None]
 
 def verify_broker_partition(
     tier: Tier, partition: TopicPartition, on_bytes: OnSegmentBytesChecked = lambda size: None, *, skips_segment_contents: bool
-) -> list[BrokerTierFinding]:
+) -> list[Finding]:
     """Raises OutOfBudget if a segment does not fit within ``disk_budget_bytes``."""
     try:
         seen = list_partition_objects(tier, partition)
@@ -245,7 +237,7 @@ def _was_deleted(tier: Tier, partition: TopicPartition, record: RemoteLogSegment
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[BrokerTierFinding]:
+def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[Finding]:
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
@@ -267,7 +259,7 @@ def _metadata_topic_findings(tier: Tier, partition: TopicPartition, objects: Bro
         yield finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[BrokerTierFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing) -> Iterator[Finding]:
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         yield finding_of_kind("orphan", partition, one.listed.key, why)
@@ -275,7 +267,7 @@ def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: Bro
         yield finding_of_kind("stranger", partition, stranger.key, "no broker makes this name")
 
 
-def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
+def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[Finding]:
     store, now = tier.ports.data, tier.ports.clock_ms()
     prefix = tier.ports.layout.partition_folder(partition)
     try:
@@ -290,7 +282,7 @@ def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterato
 
 def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: BrokerPartitionListing, record: RemoteLogSegmentMetadataRecord
-) -> Iterator[BrokerTierFinding]:
+) -> Iterator[Finding]:
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_kinds(record, layout.required_kinds)
     for part in missing:
@@ -317,7 +309,7 @@ class _SegmentContentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool) -> list[BrokerTierFinding]:
+    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path, *, is_newest: bool) -> list[Finding]:
         layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)
         try:
@@ -394,7 +386,7 @@ class _SegmentContentChecker:
                 found.append((producer, int(table.base_offset[batch])))
         return found
 
-    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerTierFinding:
+    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> Finding:
         return finding_of_kind(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from compactor.control.records import BadControlRecord
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, Refused
 from compactor.local.budget import round_up_to_blocks, spool_folder
+from compactor.model.finding import Finding
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.encode import BalanceDigestKey, segment_digest_sum
@@ -44,18 +44,6 @@ from compactor.upkeep.retire import GraceClock, find_deletions, find_unfinished_
 
 ProblemKindAndText = tuple[str, str]
 """Kind of a problem in one word, and its description."""
-
-
-@dataclass(frozen=True)
-class SegmentProblem:
-    """Problem that `verify` found. severity: ``error``, or ``note`` for something that waits for its deletion."""
-
-    severity: str
-    kind: str
-    topic: str
-    partition: int
-    object: str
-    detail: str
 
 
 class SegmentFileProblem(NamedTuple):
@@ -148,10 +136,8 @@ def _epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEn
 # Verification of cleaner offsets and control logs (``checkpoints verify``).
 
 
-def verify_control_logs(
-    tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
-) -> list[SegmentProblem]:
-    def verify_one(partition: TopicPartition) -> list[SegmentProblem]:
+def verify_control_logs(tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> list[Finding]:
+    def verify_one(partition: TopicPartition) -> list[Finding]:
         found = verify_control_log(tier, partition)
         on_partition()
         return found
@@ -160,12 +146,12 @@ def verify_control_logs(
         return [finding for found in pool.map(verify_one, partitions) for finding in found]
 
 
-def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
+def verify_control_log(tier: Tier, partition: TopicPartition) -> list[Finding]:
     log = tier.open_partition_log(partition)
-    found: list[SegmentProblem] = []
+    found: list[Finding] = []
 
     def add_finding(kind: str, detail: str, object_key: str = "", severity: str = "error") -> None:
-        found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, object_key, detail))
+        found.append(Finding(severity, kind, object_key, detail, where=partition))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
     slots = _list_slots(tier, f"{log.prefix}/log/")
@@ -286,29 +272,27 @@ def _list_slots(tier: Tier, key_prefix: str) -> list[int]:
     return [int(name) for name in names if name.isascii() and name.isdigit()]
 
 
-def verify_catalog(tier: Tier) -> list[SegmentProblem]:
+def verify_catalog(tier: Tier) -> list[Finding]:
     try:
         tier.identity.require_root_not_foreign()
         tier.catalog.refresh_and_check_gaps()
     except BadData as error:
-        return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
+        return [Finding("error", "control-log", error.segment, error.cause)]
     return []
 
 
-def stale_upload_notes(tier: Tier) -> list[SegmentProblem]:
+def stale_upload_notes(tier: Tier) -> list[Finding]:
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
-        return [
-            SegmentProblem("note", "uploads-unknown", "", -1, tier.ports.data.url, f"unfinished uploads cannot be listed: {error.message}")
-        ]
+        return [Finding("note", "uploads-unknown", tier.ports.data.url, f"unfinished uploads cannot be listed: {error.message}")]
     detail = "an unfinished upload; `retire` sweeps it"
-    return [SegmentProblem("note", "unfinished", "", -1, one.object_url, detail) for one in found]
+    return [Finding("note", "unfinished", one.object_url, detail) for one in found]
 
 
 def verify_partition(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, compares_batch_digest_sums: bool = False
-) -> list[SegmentProblem]:
+) -> list[Finding]:
     """All problems and notes of one partition. Corrupt data is reported, not raised.
 
     :param compares_batch_digest_sums: also compare batches with the sum recorded when the segment was written.
@@ -318,7 +302,7 @@ def verify_partition(
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
-        return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
+        return [Finding("error", "control-log", error.segment, error.message, where=partition)]
     found = list(_offset_gap_problems(state))
     found += _balance_problems(state) if compares_batch_digest_sums else []
     key = BalanceDigestKey(tier.identity.hash_key()) if compares_batch_digest_sums and state.has_segments else None
@@ -337,12 +321,12 @@ def verify_partition(
     return found + list(_pending_deletion_notes(tier, partition, log))
 
 
-def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
+def _offset_gap_problems(state: PartitionState) -> Iterator[Finding]:
     for before, after in zip(state.live, state.live[1:], strict=False):
         if after.start_offset != before.end_offset + 1:
             kind = "gap" if after.start_offset > before.end_offset else "overlap"
             detail = f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}"
-            yield SegmentProblem("error", kind, *state.topic_partition, after.id, detail)
+            yield Finding("error", kind, after.id, detail, where=state.topic_partition)
 
 
 class _SegmentVerifier(NamedTuple):
@@ -353,7 +337,7 @@ class _SegmentVerifier(NamedTuple):
     inflate_limit: int
     balance_key: BalanceDigestKey | None
 
-    def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
+    def verify_segment(self, previous_last_offset: int) -> tuple[list[Finding], int]:
         """Problems, and the last offset of the batches (-1: none; the recorded one if the log cannot be read)."""
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
@@ -387,8 +371,8 @@ class _SegmentVerifier(NamedTuple):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
-    def _segment_problem(self, finding_kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
-        return SegmentProblem(severity, finding_kind, *self.partition, self._object_key_of_file(file), detail)
+    def _segment_problem(self, finding_kind: str, file: str, detail: str, severity: str = "error") -> Finding:
+        return Finding(severity, finding_kind, self._object_key_of_file(file), detail, where=self.partition)
 
     def _object_key_of_file(self, file_kind: str) -> str:
         return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)
@@ -411,30 +395,34 @@ def _digest_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, k
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 
-def _balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
+def _balance_problems(state: PartitionState) -> Iterator[Finding]:
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):
-            yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)
+            yield Finding("error", "balance", run.run_id, problem, where=state.topic_partition)
     unknown = sum(segment.content is None for segment in state.live)
     if unknown:
         detail = f"of {unknown} segments no sum is recorded: an earlier version or a broker wrote them"
-        yield SegmentProblem("note", "balance-unknown", *state.topic_partition, "", detail)
+        yield Finding("note", "balance-unknown", "", detail, where=state.topic_partition)
 
 
-def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
+def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[Finding]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
     found = find_deletions(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
-        yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
+        yield Finding("note", "waiting", segment.id, "replaced; its objects wait for grace or for `retire`", where=partition)
     for key in (*(item.key for item in found.orphans), *found.scratch):
-        yield SegmentProblem("note", "orphan", *partition, key, "no reader uses it; `retire` sweeps it")
+        yield Finding("note", "orphan", key, "no reader uses it; `retire` sweeps it", where=partition)
     for key in (item.key for item in found.young):
-        yield SegmentProblem(
-            "note", "orphan", *partition, key, "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms"
+        yield Finding(
+            "note",
+            "orphan",
+            key,
+            "the control log does not know it; `retire` sweeps it once it is older than orphan_age_ms",
+            where=partition,
         )
     for key in found.strangers:
-        yield SegmentProblem("note", "stranger", *partition, key, "this program did not write it, and never touches it")
+        yield Finding("note", "stranger", key, "this program did not write it, and never touches it", where=partition)
     for import_id in found.stale_imports:
-        yield SegmentProblem("note", "import", *partition, import_id, "an unfinished import; `retire` sweeps its objects")
+        yield Finding("note", "import", import_id, "an unfinished import; `retire` sweeps its objects", where=partition)
     if found.open_intent:
-        yield SegmentProblem("note", "intent", *partition, "", "a round was begun and not finished; the next `run` finishes or undoes it")
+        yield Finding("note", "intent", "", "a round was begun and not finished; the next `run` finishes or undoes it", where=partition)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from compactor.adapters.stores import s3_requests
 from compactor.adapters.stores.s3 import MultipartUpload, S3Store, read_bucket_deletion_settings
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
-from compactor.storage.checks import StoreFinding
+from compactor.model.finding import Finding
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, ConditionalCreateCheck, find_unsafe_concurrent_creates, probe_store
@@ -37,7 +37,7 @@ def now() -> int:
     return int(time.time() * 1000)
 
 
-def found(bucket: Bucket, **options: Any) -> dict[str, StoreFinding]:
+def found(bucket: Bucket, **options: Any) -> dict[str, Finding]:
     return {finding.kind: finding for finding in probe_store(bucket.open(retries=QUICK, **options), now)}
 
 

@@ -23,7 +23,7 @@ from compactor.adapters.stores.hdfs import UNDATED_MS
 from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.settings import Settings
 from compactor.errors import AlreadyExists, Unavailable
-from compactor.storage.checks import StoreFinding
+from compactor.model.finding import Finding
 from compactor.storage.factory import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.port import CopyLimits, ObjectInfo, ObjectStore
 from compactor.storage.schemes import STORE_KINDS, StoreKind
@@ -133,7 +133,7 @@ class SimulatedClient:
     def does_delete_free_space(self) -> bool | None:
         return None
 
-    def inspect_store_settings(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[Finding]:
         return []
 
     def required_permission_name(self, verb: str) -> str:

@@ -131,8 +131,8 @@ def test_a_hole_at_the_end_of_the_newest_segment_comes_with_its_offsets_and_the_
     assert (found.severity, found.kind) == ("warning", "end-hole")
     assert "7 to 9 were compacted away" in found.detail
     assert "remote.copy.lag.ms is 7200000" in found.means
-    assert "remote.copy.lag.ms=0" in found.todo
-    assert "seek to offset 10" in found.todo
+    assert "remote.copy.lag.ms=0" in found.hint
+    assert "seek to offset 10" in found.hint
 
 
 def topic(name: str = "orders", **settings: str) -> TopicDescription:
@@ -151,7 +151,7 @@ def topic(name: str = "orders", **settings: str) -> TopicDescription:
 )
 def test_size_retention_is_dangerous_under_brokers_without_its_fix(version: str, limit: str, told: int) -> None:
     found = known_problem_findings([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
-    assert [(one.severity, one.kind, one.topic) for one in found] == [("warning", "size-retention", "orders")] * told
+    assert [(one.severity, one.kind, one.where.topic) for one in found] == [("warning", "size-retention", "orders")] * told
 
 
 def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ() -> None:
@@ -181,7 +181,7 @@ def test_delayed_uploads_are_noted_and_those_that_never_begin_are_a_warning(sett
     late = topic(**{f"remote_copy_lag_{name}" if name in ("ms", "bytes") else name: value for name, value in settings.items()})
     found = known_problem_findings([FIXED], {"orders": late})
     assert [(one.severity, one.kind) for one in found] == ([(severity, "copy-lag")] if severity else [])
-    assert all("remote.copy.lag.ms=0" in one.todo for one in found if one.severity == "warning")
+    assert all("remote.copy.lag.ms=0" in one.hint for one in found if one.severity == "warning")
 
 
 def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:
@@ -327,4 +327,4 @@ def test_doctor_examines_a_topic_that_the_metadata_topic_does_not_name(
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(remote_storage_enable="true"), pending)
     found = find_health_problems(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
-    assert [one.kind for one in found if one.topic == "orders"] == told
+    assert [one.kind for one in found if one.where.topic == "orders"] == told

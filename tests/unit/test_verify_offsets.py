@@ -14,8 +14,8 @@ from compactor.control import records
 from compactor.control.control_log import StateSnapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
+from compactor.model.finding import Finding
 from compactor.upkeep.verify import (
-    SegmentProblem,
     cleaner_offset_problems,
     differing_field,
     live_segment_problems,
@@ -32,7 +32,7 @@ def crafted() -> Crafted:
     return kip_table()[0]
 
 
-def verify(crafted: Crafted) -> list[SegmentProblem]:
+def verify(crafted: Crafted) -> list[Finding]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
     return verify_control_log(read_only_copy(tier), ORDERS)

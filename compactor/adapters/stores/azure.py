@@ -41,7 +41,8 @@ from compactor.adapters.stores.cloud import (
 from compactor.adapters.stores.s3_requests import MIN_PART_BYTES, UploadPart, upload_part_length_bytes
 from compactor.config.sections import AzureSettings
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.checks import FindingKindAndDetail, StoreFinding, read_file_range, unknown_deletion_settings
+from compactor.model.finding import Finding
+from compactor.storage.checks import FindingKindAndDetail, read_file_range, unknown_deletion_settings
 from compactor.storage.factory import PreconditionFailed
 from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.port import CopyLimits, ObjectInfo, ObjectRangeToCopy, ObjectStore
@@ -205,10 +206,10 @@ class AzureClient:
         reasons, unknown = self._retention_reasons()
         return False if reasons else None if unknown else True
 
-    def inspect_store_settings(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[Finding]:
         reasons, unknown = self._retention_reasons()
         hint = "Expect no saving before they are gone, or use a container without"
-        findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
+        findings = [Finding("warning", kind, "", f"{self.url} {detail}", hint) for kind, detail in reasons]
         if unknown:
             findings.append(unknown_deletion_settings(self.url, unknown, f"{_ACTIONS.rpartition('/containers')[0]}/read"))
         return findings

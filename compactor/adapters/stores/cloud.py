@@ -21,8 +21,8 @@ from typing import Any, Protocol, TypeVar
 
 from compactor.adapters.stores.s3_requests import UploadPart, is_unknown_host, plan_upload_parts, split_file
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
+from compactor.model.finding import Finding
 from compactor.storage.checks import (
-    StoreFinding,
     require_unchanged_copy_sources,
     run_in_parallel,
     translated_os_errors,
@@ -154,7 +154,7 @@ class SingleRequestObjectClient(Protocol):
 
     def does_delete_free_space(self) -> bool | None: ...
 
-    def inspect_store_settings(self) -> list[StoreFinding]: ...
+    def inspect_store_settings(self) -> list[Finding]: ...
 
     def required_permission_name(self, verb: str) -> str: ...
 
@@ -323,7 +323,7 @@ class CloudStore:
     def clock_ms(self) -> int:
         return self._request_with_retries(self._client.clock_ms)
 
-    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect_store_settings(self, now_ms: int) -> Sequence[Finding]:
         return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:

@@ -32,7 +32,8 @@ from compactor.adapters.stores.cloud import (
 from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.sections import GcsSettings
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
-from compactor.storage.checks import FindingKindAndDetail, StoreFinding, unknown_deletion_settings
+from compactor.model.finding import Finding
+from compactor.storage.checks import FindingKindAndDetail, unknown_deletion_settings
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.wrappers import FirstAnswerTracker, RequestMeter, StoreOptions
@@ -171,13 +172,13 @@ class GcsClient:
         except Refused:
             return None
 
-    def inspect_store_settings(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[Finding]:
         try:
             reasons = self._retention_reasons()
         except Refused as refusal:
             return [unknown_deletion_settings(self.url, refusal.message, "storage.buckets.get on the bucket")]
         hint = "Expect no saving before they are gone, or use a bucket without"
-        return [StoreFinding.warning(kind, f"the bucket of {self.url} {detail}", hint) for kind, detail in reasons]
+        return [Finding("warning", kind, "", f"the bucket of {self.url} {detail}", hint) for kind, detail in reasons]
 
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]

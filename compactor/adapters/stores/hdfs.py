@@ -45,7 +45,8 @@ from compactor.adapters.stores.s3_requests import UploadPart
 from compactor.config.sections import HdfsSettings
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
 from compactor.extras import require_pip_extra
-from compactor.storage.checks import StoreFinding, read_file_range
+from compactor.model.finding import Finding
+from compactor.storage.checks import read_file_range
 from compactor.storage.factory import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.keys import RESERVED, check_object_key_prefix, object_key_component_problem
 from compactor.storage.port import FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
@@ -233,10 +234,10 @@ class HdfsClient:
     def does_delete_free_space(self) -> bool | None:
         return not self._directories_with_snapshots()
 
-    def inspect_store_settings(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[Finding]:
         hint = "Expect no saving before those snapshots are deleted, or use a directory without"
         detail = f"of {self.url} has snapshots, which keep deleted files"
-        return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._directories_with_snapshots()]
+        return [Finding("warning", "snapshots", "", f"the directory {path} {detail}", hint) for path in self._directories_with_snapshots()]
 
     def required_permission_name(self, verb: str) -> str:
         written = "w and x on the directory, and r on the file, which is read back"

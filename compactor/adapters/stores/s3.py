@@ -55,9 +55,9 @@ from compactor.adapters.stores.s3_requests import (
 )
 from compactor.config.sections import S3Settings
 from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, NotFound, Refused, StoreError, Unavailable
+from compactor.model.finding import Finding
 from compactor.model.segment import StrictFrozenModel
 from compactor.storage.checks import (
-    StoreFinding,
     copy_source_changed_error,
     read_file_range,
     require_unchanged_copy_sources,
@@ -344,7 +344,7 @@ class S3Store:
     def requests(self) -> S3RequestClient:
         return self._requests
 
-    def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
+    def inspect_store_settings(self, now_ms: int) -> list[Finding]:
         return bucket_findings(self, now_ms)
 
     def does_delete_free_space(self) -> bool | None:
@@ -716,7 +716,7 @@ def read_bucket_deletion_settings(store: S3Store) -> BucketDeletionSettings:
     )
 
 
-def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
+def bucket_findings(store: S3Store, now_ms: int) -> list[Finding]:
     state = read_bucket_deletion_settings(store)
     return [
         *_versioning_findings(store, state),
@@ -725,20 +725,24 @@ def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
     ]
 
 
-def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[StoreFinding]:
+def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[Finding]:
     findings = []
     if state.versioning:
         findings.append(
-            StoreFinding.warning(
+            Finding(
+                "warning",
                 "versioning",
+                "",
                 f"the bucket of {store.url} keeps versions ({state.versioning}): a deleted object stays as an old version, and is paid for",
                 "Add a lifecycle rule NoncurrentVersionExpiration for the tier's prefix, or use a bucket without versioning",
             )
         )
     if state.object_lock:
         findings.append(
-            StoreFinding.warning(
+            Finding(
+                "warning",
                 "object-lock",
+                "",
                 f"the bucket of {store.url} has Object Lock: replaced objects cannot be removed before their retention ends",
                 "Use a bucket without Object Lock, or expect no saving before the retention ends",
             )
@@ -749,14 +753,16 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
     return findings
 
 
-def _archived_object_findings(store: S3Store) -> list[StoreFinding]:
+def _archived_object_findings(store: S3Store) -> list[Finding]:
     page = store.requests.send_request_with_retries("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
         return []
     return [
-        StoreFinding.warning(
+        Finding(
+            "warning",
             "archived",
+            "",
             f"{len(archived)} of the first {len(page['Contents'])} objects of {store.url} are archived"
             f" (storage class {archived[0]['StorageClass']}, for example {archived[0]['Key']}) and cannot be read",
             "Restore them, and keep lifecycle rules that archive away from the tier's prefix",
@@ -764,7 +770,7 @@ def _archived_object_findings(store: S3Store) -> list[StoreFinding]:
     ]
 
 
-def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
+def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[Finding]:
     # Return at most one finding, about uploads older than a day: their parts are billed, and no listing of objects shows them.
     answer = _query_bucket_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     uploads = [] if isinstance(answer, Refused) else answer.get("Uploads", [])
@@ -772,8 +778,10 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
     if not old:
         return []
     return [
-        StoreFinding.note(
+        Finding(
+            "note",
             "unfinished-uploads",
+            "",
             f"{len(old)} multipart uploads below {store.url} were begun more than a day ago and never finished ({old[0]['Key']})",
             "Add a lifecycle rule AbortIncompleteMultipartUpload of 7 days to the bucket",
         )

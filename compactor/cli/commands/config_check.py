@@ -18,11 +18,11 @@ from compactor.cli.output import Output, Table
 from compactor.config.sections import MINIMUM_DAYS
 from compactor.config.settings import Settings
 from compactor.errors import BadData, CompactorError, ExitCode, Refused, StoreError, Unavailable, UsageError
+from compactor.model.finding import Finding
 from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.broker_doctor import (
-    ConfigCheckFinding,
     check_cluster,
     check_known_problems,
     check_metadata,
@@ -33,10 +33,9 @@ from compactor.upkeep.broker_doctor import (
 from compactor.views.checkpoints import read_only_copy
 from compactor.views.verdict import blocks_of_topics
 
+COLUMNS = ("severity", "kind", "object", "detail", "hint")
 SEVERITIES = ("error", "warning", "note")
 """Gravest first."""
-SettingFinding = dict[str, str]
-"""Fields: severity, kind, object, detail, hint."""
 
 CHECK_FIRST_ANSWER_MS = 4_000
 """Longest wait for the first answer of a store. Several checks wait in turn."""
@@ -57,32 +56,31 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     with out.show_progress("trying the tier"):
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     topics = _topic_results(problems)
-    ok = all(problem["severity"] != "error" for problem in problems)
-    columns = ("severity", "kind", "object", "detail", "hint")
-    rows = [[problem[column] for column in columns] for problem in problems]
-    tables = [Table("", columns, rows, below=3)] if problems else []
-    out.print_result({"ok": ok, "problems": problems, "topics": topics}, *tables, summary=_usability_text(settings, problems, topics))
-    if any(problem["kind"] == "identity" for problem in problems):
+    ok = all(problem.severity != "error" for problem in problems)
+    documents = [problem.document(COLUMNS) for problem in problems]
+    tables = [Table("", COLUMNS, [[*row.values()] for row in documents], below=3)] if problems else []
+    out.print_result({"ok": ok, "problems": documents, "topics": topics}, *tables, summary=_usability_text(settings, problems, topics))
+    if any(problem.kind == "identity" for problem in problems):
         return UsageError.exit_code
     return 0 if ok else StoreError.exit_code
 
 
-def _topic_results(problems: Sequence[SettingFinding]) -> list[dict[str, object]]:
+def _topic_results(problems: Sequence[Finding]) -> list[dict[str, object]]:
     """Row for each topic with a problem of its own, with the exit code of `run` on it."""
     found: dict[str, str] = {}
     for problem in problems:
-        if problem["kind"] == "topic":
-            gravest = min(problem["severity"], found.get(problem["object"], "note"), key=SEVERITIES.index)
-            found[problem["object"]] = gravest
+        if problem.kind == "topic":
+            gravest = min(problem.severity, found.get(problem.object, "note"), key=SEVERITIES.index)
+            found[problem.object] = gravest
     return [
         {"topic": topic, "severity": severity, "exit_code": Refused.exit_code if severity == "error" else 0, "blocked": severity == "error"}
         for topic, severity in sorted(found.items())
     ]
 
 
-def _usability_text(settings: Settings, problems: Sequence[SettingFinding], topics: Sequence[dict[str, object]]) -> str:
+def _usability_text(settings: Settings, problems: Sequence[Finding], topics: Sequence[dict[str, object]]) -> str:
     places = f"{settings.tier_url} and {settings.tier.state_dir}"
-    if any(problem["severity"] == "error" and problem["kind"] != "topic" for problem in problems):
+    if any(problem.severity == "error" and problem.kind != "topic" for problem in problems):
         return f"{places} cannot be used like this"
     blocked = [f"{row['topic']} (error, exit code {row['exit_code']})" for row in topics if row["blocked"]]
     if blocked:
@@ -98,12 +96,12 @@ def _with_short_timeout(settings: Settings) -> Settings:
     return settings.model_copy(update=short)
 
 
-def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
+def _check_compactor_managed_tier(settings: Settings) -> list[Finding]:
     """Nothing is written if the data belongs to another tier."""
     problems = _check_identity(settings)
     if not problems:
         problems = _check_stores(settings)
-        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
+        problems += [] if any(problem.severity == "error" for problem in problems) else _check_topic_patterns(settings)
     return [
         *problems,
         *_check_storage_class(settings),
@@ -112,11 +110,11 @@ def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
     ]
 
 
-def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
+def _check_broker_managed_tier(settings: Settings) -> list[Finding]:
     return [*_check_cluster(settings), *_check_stores(settings)]
 
 
-def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
+def _check_listed_tier(settings: Settings) -> list[Finding]:
     return [
         *_check_listing(settings),
         *_check_topic_patterns(settings),
@@ -124,7 +122,7 @@ def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
     ]
 
 
-def _check_topic_deletion(settings: Settings) -> list[SettingFinding]:
+def _check_topic_deletion(settings: Settings) -> list[Finding]:
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
@@ -135,36 +133,36 @@ def _check_topic_deletion(settings: Settings) -> list[SettingFinding]:
             detail, hint = error.message, error.hint
         else:
             return []
-    return [{"severity": "error", "kind": "settings", "object": "tier.on_topic_deletion", "detail": detail, "hint": hint}]
+    return [Finding("error", "settings", "tier.on_topic_deletion", detail, hint)]
 
 
-def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
+def _find_ineffective_settings(settings: Settings) -> list[Finding]:
     if not settings.publish.metadata_records_per_hour:
         return []
     detail, key = "a tier of kind object-log has no metadata records to limit", "publish.metadata_records_per_hour"
-    return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
+    return [Finding("note", "settings", key, detail, "Take it out of the configuration")]
 
 
-def _check_storage_class(settings: Settings) -> list[SettingFinding]:
+def _check_storage_class(settings: Settings) -> list[Finding]:
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
         return []
     detail = f"S3 bills an object in {name} for at least {MINIMUM_DAYS[name]} days, also when a round replaces it earlier"
     hint = "It pays for topics whose rounds are rarer: raise min_cleanable_dirty_ratio, or leave it out"
-    return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
+    return [Finding("note", "storage-class", "s3.storage_class", detail, hint)]
 
 
-def _check_state_dir(settings: Settings) -> list[SettingFinding]:
+def _check_state_dir(settings: Settings) -> list[Finding]:
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return []
     hint = "Set state_dir under [tier] to a directory in which this user may write"
     detail = f"nothing can be written in {existing}"
-    return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
+    return [Finding("error", "state-dir", settings.tier.state_dir, detail, hint)]
 
 
-def _check_stores(settings: Settings) -> list[SettingFinding]:
+def _check_stores(settings: Settings) -> list[Finding]:
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
     tier = settings.tier
@@ -173,14 +171,14 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
         stores.append((tier.control_url, "probe/"))
     if tier.pinterest.target:
         stores.append((tier.pinterest.target, ".tiered-compactor/probe/"))
-    problems: list[SettingFinding] = []
+    problems: list[Finding] = []
     for url, prefix in stores:
         store = open_store(url, settings=settings, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, wall_clock_ms, prefix)]
+        problems += [replace(finding, object=url) for finding in probe_store(store, wall_clock_ms, prefix)]
     return problems
 
 
-def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
+def _check_topic_patterns(settings: Settings) -> list[Finding]:
     """Error for each Iceberg table that several topics would have, warning for each [topics] table that matches no topic."""
     try:
         topics = {name.topic for name in read_only_copy(open_tier(settings)).list_partitions()}
@@ -190,26 +188,19 @@ def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
     detail = "no topic of the tier matches"
     return shared + [
-        {
-            "severity": "warning",
-            "kind": "topics",
-            "object": f"[topics.{json.dumps(pattern)}]",
-            "detail": detail,
-            "hint": _unmatched_pattern_hint(pattern),
-        }
-        for pattern in unmatched
+        Finding("warning", "topics", f"[topics.{json.dumps(pattern)}]", detail, _unmatched_pattern_hint(pattern)) for pattern in unmatched
     ]
 
 
-def _check_shared_tables(settings: Settings, topics: Iterable[str]) -> list[SettingFinding]:
+def _check_shared_tables(settings: Settings, topics: Iterable[str]) -> list[Finding]:
     return [
-        {
-            "severity": "error",
-            "kind": "settings",
-            "object": "[outputs.iceberg]",
-            "detail": f"topics {' and '.join(found)} would have one table, {table}",
-            "hint": f"Name a table for each, for example [outputs.iceberg.topics.{json.dumps(found[0])}] table",
-        }
+        Finding(
+            "error",
+            "settings",
+            "[outputs.iceberg]",
+            f"topics {' and '.join(found)} would have one table, {table}",
+            f"Name a table for each, for example [outputs.iceberg.topics.{json.dumps(found[0])}] table",
+        )
         for table, found in settings.outputs.iceberg.find_shared_tables(topics).items()
     ]
 
@@ -221,7 +212,7 @@ def _unmatched_pattern_hint(pattern: str) -> str:
     return "It is a regular expression over whole names; `topics` lists them"
 
 
-def _check_listing(settings: Settings) -> list[SettingFinding]:
+def _check_listing(settings: Settings) -> list[Finding]:
     try:
         tier = open_tier(settings)
         names = tier.list_partitions()
@@ -229,15 +220,15 @@ def _check_listing(settings: Settings) -> list[SettingFinding]:
             tier.open_partition_log(names[0]).refresh()
     except CompactorError as error:
         kind = "settings" if isinstance(error, UsageError) else "reading"
-        return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
+        return [Finding("error", kind, settings.tier_url, error.message, error.hint)]
     if names:
         return []
     detail = f"no segment found of cluster {settings.tier.pinterest.cluster} below it"
     hint = "Compare url, cluster and entropy_bits with the uploader's settings"
-    return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
+    return [Finding("warning", "empty", settings.tier_url, detail, hint)]
 
 
-def _check_cluster(settings: Settings) -> list[SettingFinding]:
+def _check_cluster(settings: Settings) -> list[Finding]:
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     connection = kafka_connection_settings(settings) if servers else None
@@ -250,12 +241,12 @@ def _check_cluster(settings: Settings) -> list[SettingFinding]:
             confirmed=cluster_confirmations(settings),
         )
     if any(finding.severity == "error" for finding in found):
-        return [finding._asdict() for finding in found]
+        return found
     try:
         tier = read_only_copy(open_tier(settings))
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
-        return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
+        return [Finding("error", kind, "[kafka]", error.message, error.hint)]
     names, problems = check_metadata(tier)
     found += problems
     if connection is not None:
@@ -269,14 +260,14 @@ def _check_cluster(settings: Settings) -> list[SettingFinding]:
         blocks = blocks_of_topics(tier, sorted({name.topic for name in names}))
         named = {finding.object for finding in found if finding.kind == "topic" and finding.severity == "error"}
         rest = {topic: block for topic, block in blocks.items() if topic not in named}
-        found += [ConfigCheckFinding("error", "topic", topic, block.reason, block.next_step) for topic, block in rest.items()]
+        found += [Finding("error", "topic", topic, block.reason, block.next_step) for topic, block in rest.items()]
     found += check_object_access(tier, names) if names else []
     found += check_record_rate(tier, names)
     shared = _check_shared_tables(settings, {name.topic for name in names})
-    return [*(finding._asdict() for finding in found), *shared]
+    return [*found, *shared]
 
 
-def _check_identity(settings: Settings) -> list[SettingFinding]:
+def _check_identity(settings: Settings) -> list[Finding]:
     """Check that tier and control store belong together. If both are empty, that passes."""
     tier = open_tier(settings)
     try:
@@ -284,10 +275,10 @@ def _check_identity(settings: Settings) -> list[SettingFinding]:
         tier.ownership.require_not_foreign_root(tier.ports, state)
         tier.ownership.require_unowned_root(tier.ports, state)
     except Unavailable as error:  # a second wait for the same store would say the same
-        return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
+        return [Finding("error", "store", settings.tier_url, error.message, error.hint)]
     except StoreError:
         return []  # `_check_stores` reports it
     except CompactorError as error:
         kind = "identity" if isinstance(error, UsageError) else "control-log"
-        return [{"severity": "error", "kind": kind, "object": control_url(settings), "detail": error.message, "hint": error.hint}]
+        return [Finding("error", kind, control_url(settings), error.message, error.hint)]
     return []

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
+from compactor.model.finding import Finding
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.broker_verify import verify_broker_partition
 from compactor.upkeep.verify import stale_upload_notes, verify_catalog, verify_partition
 
-Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")
 """Problems that `repair` makes good: objects that are not as recorded."""
 
@@ -37,7 +36,9 @@ def _verify_compactor_managed_tier(tier: Tier, args: argparse.Namespace, out: Ou
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, compares_batch_digest_sums=args.deep))
     code = tiers.print_check_findings([*found, *stale_upload_notes(tier)], out)
-    for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
+    for name in dict.fromkeys(
+        f"{one.where.topic}-{one.where.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE
+    ):
         out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"
         )
@@ -62,5 +63,7 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
 
 def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     return tiers.print_check_findings(
-        _verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, skips_segment_contents=args.fast)), out
+        _verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, skips_segment_contents=args.fast)),
+        out,
+        fields=tiers.BROKER_FIELDS,
     )

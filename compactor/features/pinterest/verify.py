@@ -27,14 +27,13 @@ from compactor.features.pinterest.layout import (
     segment_metadata,
 )
 from compactor.local.budget import spool_folder
+from compactor.model.finding import Finding
 from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
-from compactor.upkeep.verify import SegmentProblem, require_disk_budget, segment_file_problems
+from compactor.upkeep.verify import require_disk_budget, segment_file_problems
 
 
-def verify_listed_partition(
-    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
-) -> list[SegmentProblem]:
+def verify_listed_partition(tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None) -> list[Finding]:
     """Problems and notes of one partition. Raises OutOfBudget, StoreError. ``on_bytes``: size of each checked log."""
     listed = tier.listed_tier
     if not isinstance(listed, PinterestListing):
@@ -48,7 +47,7 @@ class _ListedPartitionVerifier:
     listed: PinterestListing
     partition: TopicPartition
 
-    def find_partition_problems(self, on_bytes: Callable[[int], None]) -> Iterator[SegmentProblem]:
+    def find_partition_problems(self, on_bytes: Callable[[int], None]) -> Iterator[Finding]:
         listing = self.listed.list_partition(self.partition)
         yield from self._find_listing_problems(listing)
         limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
@@ -69,7 +68,7 @@ class _ListedPartitionVerifier:
                 detail = f"a consumer that has read it stands at {end} and stays there: the next segment begins at {following.base}"
                 yield self._listing_problem_as_error("gap", file_name(segment.base, "log"), detail)
 
-    def _find_listing_problems(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
+    def _find_listing_problems(self, listing: PartitionListing) -> Iterator[Finding]:
         for problem in listing.problems:
             yield self._listing_problem_as_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
@@ -109,9 +108,9 @@ class _ListedPartitionVerifier:
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
         for key in listing.other_keys:
-            yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
+            yield Finding("note", "stranger", key, "it is not an object of this layout", where=self.partition)
 
-    def _check_segment(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
+    def _check_segment(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[Finding], int | None]:
         """Problems, and where a consumer continues; None if the segment cannot be read."""
         metadata = segment_metadata(segment, segment.base)
         require_disk_budget(self.tier, self.partition, metadata)
@@ -143,8 +142,8 @@ class _ListedPartitionVerifier:
         now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
-    def _listing_problem_as_error(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("error", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
+    def _listing_problem_as_error(self, finding_kind: str, file: str, detail: str) -> Finding:
+        return Finding("error", finding_kind, self.listed.keys.partition_folder(self.partition) + file, detail, where=self.partition)
 
-    def _listing_problem_as_note(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("note", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
+    def _listing_problem_as_note(self, finding_kind: str, file: str, detail: str) -> Finding:
+        return Finding("note", finding_kind, self.listed.keys.partition_folder(self.partition) + file, detail, where=self.partition)
