@@ -239,7 +239,7 @@ class TestWanted:
         left = schedule(retire_at_ms=NOW, undone_slot=6, deletes_segments=False)
         assert action_to_take_now(left, NOW) is None
         assert planned_action(left, NOW).action is DaemonAction.POLL
-        due = schedule(due=True, retire_at_ms=NOW, deletes_segments=False)
+        due = schedule(is_due=True, retire_at_ms=NOW, deletes_segments=False)
         assert action_to_take_now(due, NOW) is DaemonAction.ROUND
 
     def test_a_round_goes_before_a_deletion_that_fails(self) -> None:
