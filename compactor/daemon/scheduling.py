@@ -181,7 +181,7 @@ class OutputSchedule:
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """What this daemon knows of a partition: its summary as last judged, failures, requests, and when it may act on the partition next.
+    """Schedule of one partition: its summary as last judged, failures and requests, and when this daemon may act on it next.
 
     idle_polls: polls in a row that found nothing new.
     suspended: why brokers or the topic's settings forbid rounds. paused: who paused them.
