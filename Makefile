@@ -8,7 +8,7 @@ KILLS ?= 200
 MINUTES ?= 10
 BENCH ?= [a-z]*
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-kerberos demo demo-s3 kafka-demo agent-demo test check nightly test-costs lint conformance simulate model kill-test agent-soak soak broker-soak evidence bench release clean
+.PHONY: help setup setup-demo setup-kerberos demo demo-s3 kafka-demo agent-demo test check nightly test-costs lint conformance simulate model kill-test agent-soak soak broker-soak broker-kit evidence bench release clean
 
 help: ## This list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do printf '  make %-16s %s\n' "$$name" "$$text"; done
@@ -81,6 +81,9 @@ soak: setup ## MINUTES=10 (an hour is meant) of faults around two daemons over o
 
 broker-soak: setup ## MINUTES=10 (an hour is meant) of faults around brokers with tiered storage and two daemons; every read is judged (needs Java and Maven)
 	@$(RUN) tests.broker_soak --minutes $(MINUTES)
+
+broker-kit: setup ## KAFKA=folder of any Kafka distribution: do the rules of docs/broker-protocol.md hold under it? 20 minutes, one page (needs Java and Maven)
+	@$(RUN) tests.broker_kit "$(KAFKA)"
 
 evidence: setup ## the tables of docs/reliability.md from the records in docs/evidence, which the test programs write (--record)
 	@$(RUN) tests.evidence

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.kafka_broker import KafkaCluster, prepare
-from tests.support.kafka_jars import BrokerUnavailable
+from tests.support.kafka_jars import DISTRIBUTION, BrokerUnavailable
 
 if TYPE_CHECKING:  # every run of pytest loads this module; the clients cost half a second
     from tests.support.kafka_admin import ClusterAdmin
@@ -33,6 +33,7 @@ VERSION = "4.4.0"
 
 def started(version: str, directory: Path, **options: Any) -> KafkaCluster:
     """Skips, or fails in CI, where there is no broker to be had."""
+    version = os.environ.get(DISTRIBUTION) or version
     try:
         prepare(version)
     except BrokerUnavailable as error:

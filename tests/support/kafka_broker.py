@@ -189,10 +189,10 @@ class KafkaCluster:
         users: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.version = version
         self.directory = directory
         self.tier = directory / "tier" / "kafka-tiered-storage"
         self.jars = broker_jars(version)
+        self.version = self.jars.version
         self._users = dict(users or {})
         self._settings = dict(settings or {})
         self.node_ids = tuple(range(1, brokers + 1))
