@@ -404,6 +404,13 @@ def metadata_topic_problem(topic: TopicDescription, bootstrap_servers: str = "")
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     unknown = [f"{name} of {topic.topic} is unknown: it must be {value}" for name, value in wanted.items() if name not in topic.settings]
     wrong = {name: value for name, value in wanted.items() if name in topic.settings and topic.settings[name].value != value}
+    if "compact" in (policy := topic.settings["cleanup.policy"].value if "cleanup.policy" in topic.settings else ""):
+        # No command is offered: under KIP-1266, the policy "delete" would let brokers forget segments whose records have been compacted.
+        return (
+            f"cleanup.policy of {topic.topic} is {policy}, it must be delete: a topic that brokers compact by keys (KIP-1266,"
+            f" {REMOTE_METADATA_FEATURE} 1 and 2) is not supported. Where no broker has that feature, the policy is a mistake, and brokers"
+            " cannot tier until it is delete again"
+        )
     problems = unknown + [f"{name} of {topic.topic} is {topic.settings[name].value}, it must be {value}" for name, value in wrong.items()]
     if wrong:
         return f"{'; '.join(problems)}, or segments get lost in it ({topic_settings_command(topic.topic, wrong, bootstrap_servers)})"

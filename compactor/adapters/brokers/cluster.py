@@ -382,8 +382,11 @@ def _metadata_topic_version_problem(broker: BrokerDescription, confirmed: Cluste
     # KIP-1266: this program does not write a keyed and compacted metadata topic.
     if broker.metadata_topic_version == 0:
         return None
-    message = f"the feature {REMOTE_METADATA_FEATURE} is at level {broker.metadata_topic_version}, it must be 0 (KIP-1266)"
-    return ClusterProblem("metadata-topic", message, "Readers are not affected")
+    message = (
+        f"the feature {REMOTE_METADATA_FEATURE} is at level {broker.metadata_topic_version}, it must be 0: from level 1 on, {TOPIC} is"
+        " compacted by keys, and this program writes records without a key (KIP-1266)"
+    )
+    return ClusterProblem("metadata-topic", message, f"Readers are not affected. Leave {TOPIC} as it is; a later release may support it")
 
 
 def _old_broker_problem(broker: BrokerDescription, confirmed: ClusterConfirmations) -> ClusterProblem | None:
