@@ -31,6 +31,7 @@ from kafka.errors import KafkaError
 
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
+from tests.evidence import write_record
 from tests.support.agents import AgentBeside, beside
 from tests.support.deployment import Deployment, Running
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -215,7 +216,7 @@ def run(soak: Soak, minutes: float) -> None:
         end_readers.set()
         for one in threads:
             one.join(180)
-    soak.happened["seconds"] = int(time.monotonic() - began)
+    soak.happened["seconds"] = round(time.monotonic() - began)
     soak.happened["records written"] = len(soak.written.model.records)
     soak.happened["of them committed"] = len(soak.written.history)
     soak.happened["the broker's first offset"] = soak.admin.offsets(TOPIC).earliest
@@ -236,10 +237,27 @@ def report(soak: Soak) -> int:
     return 1 if soak.wrong else 0
 
 
+FAULTS = ("daemons killed", "agents killed", "leaders moved")
+
+
+def record_of(soak: Soak, seed: int) -> dict[str, Any]:
+    """The run as docs/reliability.md is made from."""
+    return {
+        "kafka": soak.cluster.version,
+        "seed": seed,
+        "minutes": round(soak.happened["seconds"] / 60, 1),
+        "faults": {name: soak.happened[name] for name in FAULTS},
+        "rounds": len(soak.rounds),
+        "load": {name: count for name, count in sorted(soak.happened.items()) if name not in FAULTS},
+        "violations": soak.wrong,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--record", type=Path, help="write the run here, as JSON")
     arguments = parser.parse_args()
     try:
         prepare(VERSIONS[0])
@@ -264,7 +282,9 @@ def main() -> int:
             soak.daemon.put_down()
         document = tier.do("verify")
         soak.wrong += [] if document["ok"] else [str(problem) for problem in document["problems"]]
-        return report(soak)
+        code = report(soak)
+        write_record(arguments.record, "agent-soak", record_of(soak, arguments.seed))
+        return code
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python -m tests.evidence --check    ends with exit code 1 if the tables are not what the records give
 
 A record is the JSON of one run (``write_record``). The page's text is written by hand; a table follows a line
-``<!-- make evidence: NAME -->`` and names no figure that is not in a record.
+``<!-- make evidence: NAME -->`` and names no figure that is not in a record. A run of a commit before the last change to ``CODE``, or of an
+unknown one, is shown as older.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "evidence"
 PAGE = ROOT / "docs" / "reliability.md"
+CODE = tuple(f"compactor/{name}" for name in ("adapters/brokers", "round", "control", "cleaner", "tier"))
+"""What a run is evidence of: a change here makes all earlier runs older."""
 Record = Mapping[str, Any]
 
 
@@ -40,10 +44,19 @@ def write_record(path: Path | None, kind: str, fields: Record) -> None:
 
 def _commit() -> str:
     """Return the commit that runs, with ``+`` if files differ from it; empty outside of a repository."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip()
+    return _git("describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")[1]
+
+
+def _git(*words: str) -> tuple[int, str]:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.strip()
+
+
+@cache
+def has_latest_code(commit: str) -> bool:
+    """Return whether the last change to ``CODE`` is in a commit; False for one that this repository does not have."""
+    _, changed = _git("log", "-1", "--format=%H", "--", *CODE)
+    return bool(commit and changed) and _git("merge-base", "--is-ancestor", changed, commit.removesuffix("+"))[0] == 0
 
 
 def read_records(folder: Path = RECORDS) -> list[Record]:
@@ -74,7 +87,8 @@ def _violations(record: Record) -> int:
 def _when(record: Record) -> str:
     commit = record.get("commit", "")
     changed = "+" * commit.endswith("+")  # nightly records whole hashes, which are cut; that files differed must stay
-    return f"{record['when']}, {commit.removesuffix('+')[:12]}{changed}" if commit else str(record["when"])
+    older = "" if has_latest_code(commit) else ", older"
+    return (f"{record['when']}, {commit.removesuffix('+')[:12]}{changed}" if commit else str(record["when"])) + older
 
 
 def _broker_soaks(records: Sequence[Record]) -> str:
@@ -138,6 +152,10 @@ AMOUNTS: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "conformance": ("make conformance", _conformance),
     "kill-test": ("make kill-test", _kills),
     "soak": ("make soak", lambda run: f"{run['minutes']} minutes, {run['faults']:,} failed requests, {run['rounds']} rounds"),
+    "agent-soak": (
+        "make agent-soak",
+        lambda run: f"{run['minutes']} minutes, {sum(run['faults'].values())} faults, {run['rounds']} rounds",
+    ),
     "nightly": ("make nightly", lambda run: f"{len(run['parts'])} parts"),
 }
 """Kind of record -> the command that runs it again, and how much one run was."""

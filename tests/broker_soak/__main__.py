@@ -367,6 +367,7 @@ def record_of(arguments: argparse.Namespace, control: Phase | None, compacted: P
     return {
         "kafka": arguments.kafka,
         "flavour": arguments.flavour,
+        "plugin": sorted(path.name for path in arguments.plugin.glob("*core*.jar")) if arguments.plugin else [],
         "sabotage": arguments.sabotage or "",
         "seed": arguments.seed,
         "minutes": round(compacted.seconds / 60, 1),

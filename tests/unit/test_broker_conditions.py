@@ -95,8 +95,16 @@ def test_brokers_of_each_tested_minor_version_and_mixes_of_them_are_accepted() -
         ({"level": -1, "version": "4.4"}, "untested-brokers", "the version of broker 2 is unknown"),
         ({"level": -1, "version": ""}, "untested-brokers", "the version of broker 2 is unknown"),
         ({"level": -1, "version": "3.9"}, None, ""),  # by inter.broker.protocol.version
-        ({"metadata_topic_version": 1}, "metadata-topic", "the feature remote.log.metadata.version is at level 1, it must be 0: from level 1"),
-        ({"metadata_topic_version": 2}, "metadata-topic", "the feature remote.log.metadata.version is at level 2, it must be 0: from level 1"),
+        (
+            {"metadata_topic_version": 1},
+            "metadata-topic",
+            "the feature remote.log.metadata.version is at level 1, it must be 0: from level 1",
+        ),
+        (
+            {"metadata_topic_version": 2},
+            "metadata-topic",
+            "the feature remote.log.metadata.version is at level 2, it must be 0: from level 1",
+        ),
         ({"metadata_manager": ""}, "metadata-manager", "remote.log.metadata.manager.class.name of broker 2 is unknown"),
         (
             {"metadata_manager": "x.Other"},
