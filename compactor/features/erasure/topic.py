@@ -172,8 +172,9 @@ def _holding_table_files(tier: Tier, topic: str, request: KeySearchRequest) -> I
         cause = f"which does not come: {one.kept_because}" if one.kept_because else "[outputs.iceberg] keep_ms"
         snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ({cause})"
         waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
+        key, what = (ANY_KEY, "unknown") if one.key is None else (request.keys.index(one.key), RECORD)
         yield ObjectHoldingRecordKey(
-            f"{topic}-{one.partition}", one.path, KeyHoldingObjectState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1
+            f"{topic}-{one.partition}", one.path, KeyHoldingObjectState.TABLE, key, what, waits_for, records=0 if one.key is None else 1
         )
 
 

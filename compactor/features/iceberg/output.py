@@ -183,13 +183,14 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
 class IcebergDataFileHoldingRecordKey:
     """A data file that has a row with a key.
 
+    key: None if another program wrote the file in a format that is not read here, so that it may have any key.
     snapshots: that name the file. is_current: the current one is among them.
     partition: -1 if another program wrote the file. kept_because: why the snapshots do not expire; empty if they do.
     """
 
     path: str
     partition: int
-    key: bytes
+    key: bytes | None
     snapshots: tuple[int, ...]
     is_current: bool
     kept_because: str = ""

@@ -24,7 +24,7 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schema_to_pyarrow
-from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
@@ -108,8 +108,8 @@ DeletedFileCountAndNextExpiryMs = tuple[int, int | None]
 """Number of deleted files, and when the next snapshot may expire, in milliseconds; None if none waits."""
 DeletedFileCountAndYoungestMs = tuple[int, int | None]
 """Number of deleted files, and when the youngest of the orphans that stay was written, in milliseconds; None if none stays."""
-PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
-"""Path of a data file, a key that it has, and the ids of the snapshots that name the file."""
+PathKeyAndSnapshotIds = tuple[str, bytes | None, tuple[int, ...]]
+"""Path of a data file, a key that it has (None: it may have any), and the ids of the snapshots that name the file."""
 
 
 class TableChanged(Unavailable):
@@ -194,7 +194,9 @@ class TopicTable:
     def _scan_data_files(self, row_filter: str | BooleanExpression, snapshot_id: int | None) -> dict[str, DataFile]:
         """By path; None: the current snapshot. Raises BadData if it has deletes of rows."""
         deleted = BadData(
-            "rows were deleted in it by another program", segment=f"table {self.name}", hint="Drop the table to have it written anew"
+            "rows were deleted in it by another program",
+            segment=f"table {self.name}",
+            hint="Roll it back to a snapshot before, or drop it to have it written anew",
         )
         with _convert_iceberg_errors(self.name):
             try:
@@ -407,14 +409,26 @@ class TopicTable:
             return None
 
     def find_files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
-        """Yield (path, key, ids of the snapshots that name the file) for each of the keys in a data file."""
+        """Yield (path, key, ids of the snapshots that name the file) for each of the keys in a data file, or in a file of deletes by key.
+
+        A file that is not Parquet is another program's, is not read, and may have any key.
+        """
+        formats: dict[str, FileFormat] = {}
+        snapshots: dict[str, set[int]] = defaultdict(set)
         with _convert_iceberg_errors(self.name):
-            files = {one.snapshot_id: self._file_paths_of_snapshots([one]) for one in self.table.snapshots()}
+            for snapshot in self.table.snapshots():
+                for manifest in snapshot.manifests(self.table.io):
+                    for entry in manifest.fetch_manifest_entry(self.table.io, discard_deleted=True):
+                        if entry.data_file.content is not DataFileContent.POSITION_DELETES:
+                            formats[entry.data_file.file_path] = entry.data_file.file_format
+                            snapshots[entry.data_file.file_path].add(snapshot.snapshot_id)
         wanted = pa.array(sorted(keys), pa.large_binary())
-        for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
-            found = [array.filter(pc.is_in(array, wanted)) for array in self.read_file_keys(path)]
-            for key in sorted({key for array in found for key in array.to_pylist()}):
-                yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
+        for path, file_format in sorted(formats.items()):
+            found: list[bytes | None] = [None]
+            if file_format is FileFormat.PARQUET:
+                found = [*sorted({key for array in self.read_file_keys(path) for key in array.filter(pc.is_in(array, wanted)).to_pylist()})]
+            for key in found:
+                yield path, key, tuple(sorted(snapshots[path]))
 
     def _latest_own_snapshot(self) -> Snapshot | None:
         """Commits of others do not copy entries."""

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriter, ManifestWriterV2
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, StringType
+from typing_extensions import override
 
 from compactor.errors import BadData, UsageError
 from compactor.features.iceberg import table as iceberg_table
@@ -39,6 +46,53 @@ def commit_nothing(table: Table) -> None:
     """Commit as Spark's rewrite_manifests does: the snapshot has the same rows and no entries."""
     with table.transaction() as transaction, transaction.update_snapshot().overwrite():
         pass
+
+
+class _WriterOfDeletes(ManifestWriterV2):
+    @override
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    @override
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+class _AppendDeletes(_FastAppendFiles):
+    @override
+    def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
+        return _WriterOfDeletes(spec, self.schema(), self.new_manifest_output(), self._snapshot_id, self._compression)
+
+
+def delete_by_position(table: Table) -> None:
+    """As Spark does with write.delete.mode=merge-on-read: the first row of each file is deleted."""
+    paths = [task.file.file_path for task in table.scan().plan_files()]
+    commit_deletes(table, DataFileContent.POSITION_DELETES, pa.table({"file_path": paths, "pos": pa.array([0] * len(paths), pa.int64())}))
+
+
+def delete_by_key(table: Table) -> None:
+    """As Flink does with upsert-enabled."""
+    commit_deletes(table, DataFileContent.EQUALITY_DELETES, pa.table({"key": [b"a"]}), equality_ids=[1])
+
+
+def commit_deletes(table: Table, content: DataFileContent, rows: pa.Table, **more: Any) -> None:
+    """pyiceberg itself writes no deletes. rows: those of a file of deletes in partition 0."""
+    path = Path(table.location().removeprefix("file://")) / f"data/{uuid.uuid4().hex}.parquet"
+    ids = {"file_path": 2147483546, "pos": 2147483545, "key": 1}
+    fields = [field.with_metadata({"PARQUET:field_id": str(ids[field.name])}) for field in rows.schema]
+    pq.write_table(rows.cast(pa.schema(fields)), path)
+    append_file(table, _AppendDeletes, content, path, FileFormat.PARQUET, **more)
+
+
+def append_file(table: Table, how: type[_FastAppendFiles], content: DataFileContent, path: Path, kind: FileFormat, **more: Any) -> None:
+    size = path.stat().st_size
+    file = DataFile.from_args(
+        content=content, file_path=path.as_uri(), file_format=kind, partition=Record(0), record_count=1, file_size_in_bytes=size, **more
+    )
+    file.spec_id = 0
+    with table.transaction() as transaction, how(Operation.APPEND, transaction, table.io) as producer:
+        producer.append_data_file(file)
 
 
 def names(house: House) -> set[str]:
@@ -84,6 +138,47 @@ def test_rows_that_another_program_deleted_are_noticed_without_a_round(house: Ho
     with pytest.raises(BadData, match="not written by this program"):
         house.update()
     assert house.cli.ask("outputs", "list", "orders").code == BadData.exit_code
+
+
+@pytest.mark.parametrize("delete", [delete_by_position, delete_by_key])
+def test_deletes_beside_the_data_files_stop_updates_until_the_table_is_rolled_back(house: House, delete: Any) -> None:
+    """They would hide rows of files that stay, and a key's next value would be a row that they do not hide."""
+    house.cli.run()
+    house.update()
+    own = house.table().metadata.current_snapshot_id
+    delete(house.table())
+    present = names(house)
+    for _ in range(2):
+        with pytest.raises(BadData, match="rows were deleted in it by another program"):
+            house.update()
+        assert house.cli.ask("outputs", "list", "orders").code == BadData.exit_code
+        house.segment("z=1")
+        house.bring()
+        house.cli.run()
+    assert names(house) == present
+    assert own is not None
+    house.table().manage_snapshots().rollback_to_snapshot(own).commit()
+    assert house.update().status == "written"
+    house.check()
+
+
+def test_erasure_names_deletes_by_key_and_files_that_it_cannot_search(house: House) -> None:
+    """Of another program's rows, which it may have written as Avro or ORC."""
+    house.cli.run()
+    house.update()
+    delete_by_position(house.table())
+    (ours,) = house.files()
+    delete_by_key(house.table())
+    path = house.folder / "warehouse/kafka/orders/data/rows.avro"
+    path.write_bytes(b"whatever")
+    append_file(house.table(), _FastAppendFiles, DataFileContent.DATA, path, FileFormat.AVRO)
+    for key, searched in (("a", 2), ("z", 0)):
+        document = house.cli.ask("erasure", "orders", "--key", key).document
+        found = [(one["object"], one["what"]) for one in document["holders"] if one["state"] == "table"]
+        assert len(found) == searched + 1
+        assert (path.as_uri(), "unknown") in found
+        assert [what for _, what in found].count("record") == searched
+        assert ((ours, "record") in found) == (searched > 0)
 
 
 @pytest.mark.parametrize("partition", [0, 77])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.errors import BadData
+from compactor.errors import BadData, UsageError
 from tests.features.iceberg.test_iceberg import House, house_for_a_life, live_through
 from tests.support.iceberg_spark import read_by_spark
 
@@ -80,11 +80,11 @@ def test_maintenance_by_spark_works_on_or_stops_updates(tmp_path: Path) -> None:
     house.bring()
     house.cli.run()
     own: dict[str, int] = {}
-    for name in ("tidied", "rewritten", "merged"):
+    for name in ("tidied", "rewritten", "merged", "hidden", "vectors"):
         house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
         house.update()
     house.advance("a=2", "d=1")
-    for name in ("rewritten", "merged", "tidied"):
+    for name in ("rewritten", "merged", "hidden", "vectors", "tidied"):
         house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
         house.update()
         own[name] = house.table(f"kafka.{name}").metadata.current_snapshot_id or 0
@@ -100,6 +100,9 @@ def test_maintenance_by_spark_works_on_or_stops_updates(tmp_path: Path) -> None:
         "CALL compacted.system.rewrite_data_files(table => 'kafka.rewritten', options => map('rewrite-all', 'true'))",
         "MERGE INTO compacted.kafka.merged t USING (SELECT CAST('a' AS BINARY) AS k) s ON t.key = s.k "
         "WHEN MATCHED THEN UPDATE SET t.value = CAST('x' AS BINARY)",
+        "ALTER TABLE compacted.kafka.hidden SET TBLPROPERTIES('write.delete.mode'='merge-on-read')",
+        "ALTER TABLE compacted.kafka.vectors SET TBLPROPERTIES('write.delete.mode'='merge-on-read', 'format-version'='3')",
+        *(f"DELETE FROM compacted.kafka.{name} WHERE key = CAST('a' AS BINARY)" for name in ("hidden", "vectors")),
     )  # fmt: skip
     assert not orphan.exists()
     assert house.table("kafka.tidied").metadata.current_snapshot_id != own["tidied"]
@@ -112,9 +115,12 @@ def test_maintenance_by_spark_works_on_or_stops_updates(tmp_path: Path) -> None:
     house.cli.run()
     assert house.update().status == "written"
     assert house.table("kafka.tidied").scan().to_arrow().num_rows == len(house.expected())
-    for name in ("rewritten", "merged"):
+    house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": "kafka.vectors"}})
+    with pytest.raises(UsageError, match="format-version 3"):
+        house.update()
+    for name, said in {"rewritten": "not written by this", "merged": "not written by this", "hidden": "deleted in it by another"}.items():
         house.cli.set(**{'outputs.iceberg.topics."orders"': {"table": f"kafka.{name}"}})
-        with pytest.raises(BadData, match="not written by this program"):
+        with pytest.raises(BadData, match=f"{said} program"):
             house.update()
         house.table(f"kafka.{name}").manage_snapshots().rollback_to_snapshot(own[name]).commit()
         assert house.update().status == "written"
