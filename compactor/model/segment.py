@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry as EpochEntry
@@ -17,6 +18,10 @@ class StrictFrozenModel(BaseModel):
     """Base class of stored values. Unknown fields are refused, so that a record of a future version is refused as a whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# Values of which a state holds several a segment are dataclasses with slots: a model's dictionary and set of fields would double the state.
+_STRICT: Final = ConfigDict(extra="forbid")
 
 
 # Balance of a round: order-independent sums, which show that no batch or record was lost or made up without a reason.
@@ -33,7 +38,8 @@ class StrictFrozenModel(BaseModel):
 _HALF: Final = 1 << 64
 
 
-class CountAndDigestSum(StrictFrozenModel):
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class CountAndDigestSum:
     """Number of items and the sum of their digests, whatever their order. ``digest``: 32 hex digits, two halves of 64 bits, each added
     modulo 2^64.
     """
@@ -142,7 +148,8 @@ FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch
 """Kinds of files of a remote segment. ``snapshot`` is the producer state at the segment's *end* (as KIP-405 copies it)."""
 
 
-class SegmentFile(StrictFrozenModel):
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class SegmentFile:
     """Size in bytes and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
     sha256: hex digits; empty if the bytes were never read as a whole.
@@ -170,6 +177,9 @@ class SegmentFile(StrictFrozenModel):
     def matches_read_file(self, file_read: SegmentFile) -> bool:
         """Compare size and digest, or the size alone if no digest is recorded."""
         return self.has_same_content_as(file_read) if self.has_digest else self.size == file_read.size
+
+
+_NO_FIELDS: Final[set[str]] = set()
 
 
 class RemoteLogSegmentMetadata(StrictFrozenModel):
@@ -207,6 +217,11 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     content: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
+
+    @override
+    def model_post_init(self, context: object, /) -> None:
+        # Every field is stored, given or not, so that one set serves all segments: pydantic's own would be a quarter of a segment's memory.
+        object.__setattr__(self, "__pydantic_fields_set__", _NO_FIELDS)
 
     def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
         """Raises KeyError if nothing is recorded. Of a segment that a broker wrote, only the size of the log is recorded."""

@@ -269,9 +269,11 @@ def forecast_round(
     """
     prices = prices or price_table_of_tier(tier.settings.tier_url)
     cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
-    outlook = retention_outlook(summary, assess_round(summary, cleaner, now_ms, force=force), cleaner, now_ms)
-    summary = _with_log_start_raised(summary, outlook) if outlook.reason and not open_run else summary
     found = assess_round(summary, cleaner, now_ms, force=force)
+    outlook = retention_outlook(summary, found, cleaner, now_ms)
+    if outlook.reason and not open_run:
+        summary = _with_log_start_raised(summary, outlook)
+        found = assess_round(summary, cleaner, now_ms, force=force)
     expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
     heads = sidecar_evidence.heads if sidecar_evidence else {}
     keys = _expected_dirty_key_count(found, heads) if found.due else 0

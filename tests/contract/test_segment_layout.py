@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -337,7 +337,7 @@ class TestPuttingTogether:
         old, new = log_of(b"old", b"end"), log_of(b"old", b"new", b"and newer")
         beside = rig.contents(1, without=("log",))
         source = rig.segment(0, {"log": old, **beside})
-        source = with_log(source, source.files["log"].model_copy(update={"batches": digest_of(tmp_path, old)}))
+        source = with_log(source, replace(source.files["log"], batches=digest_of(tmp_path, old)))
         rig.stored(source, {"log": old, **beside})
         kept = len(old) - len(log_of(b"end"))
         (tmp_path / "anew").write_bytes(new[kept:])
@@ -370,7 +370,7 @@ class TestPuttingTogether:
         elif by == "whole, by somebody else":
             spliced.rig.store.create(layout.object_name(NAME, made, "log"), spliced.log)
         else:
-            file = file.model_copy(update={"batches": made.files["log"].batches}) if by == "whole" else file
+            file = replace(file, batches=made.files["log"].batches) if by == "whole" else file
             assert layout.upload_segment(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside}) == ""
         assert spliced.compose() == ""
         assert layout.stored_segment_problem(NAME, made) == ""
@@ -401,7 +401,7 @@ class TestPuttingTogether:
         if again == "composed":
             assert spliced.compose() == f"{key} exists already with other content"
         else:
-            file = made.files["log"].model_copy(update={"sha256": hashlib.sha256(spliced.log).hexdigest()})
+            file = replace(made.files["log"], sha256=hashlib.sha256(spliced.log).hexdigest())
             problem = layout.upload_segment(NAME, with_log(made, file), {"log": spliced.log, **spliced.beside})
             assert problem == f"{key} exists already with other content"
         assert spliced.rig.store.get(key, 0, len(spliced.log) + 1) == flipped(spliced.log)

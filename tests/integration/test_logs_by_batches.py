@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = delivery.describe_log
 
     def described_log(source: SourceSegment) -> SegmentFile:
-        return whole(source).model_copy(update={"sha256": ""})
+        return replace(whole(source), sha256="")
 
     monkeypatch.setattr(delivery, "describe_log", described_log)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ class TestFetching:
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_sha256_comes_first_where_both_are_known(self, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
         """It says more."""
-        both = SEGMENT.files["log"].model_copy(update={"sha256": hashlib.sha256(damage(LOG)).hexdigest(), "size": len(damage(LOG))})
+        both = replace(SEGMENT.files["log"], sha256=hashlib.sha256(damage(LOG)).hexdigest(), size=len(damage(LOG)))
         segment = SEGMENT.model_copy(update={"files": {"log": both}})
         arrived = contents.download_segment_file(layout_with(damage, 1), NAME, segment, "log", tmp_path / "log")
         assert arrived.matches_recorded_content(both)
@@ -164,7 +165,7 @@ class TestStaging:
         (tmp_path / "broker" / "orders-0").mkdir(parents=True)
         (tmp_path / "broker" / LOCAL).write_bytes(lies_there)
         known = {"sha256": hashlib.sha256(LOG).hexdigest(), "batches": batches_of(LOG)}
-        file = SegmentFile.model_validate({"size": len(LOG), **{what: told for what, told in known.items() if what == digest}})
+        file = SegmentFile(len(LOG), **{what: told for what, told in known.items() if what == digest})
         with staging.local_copy(FileToStage(NAME, SEGMENT.model_copy(update={"files": {"log": file}}), "log", LOCAL)) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == (0 if digest and lies_there == LOG else len(LOG))

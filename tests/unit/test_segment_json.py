@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
+from pydantic import ValidationError
 
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.control.state import PartitionState
+from compactor.model.segment import FILE_KINDS, CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 WRITTEN = (
     '{"id":"AAAAAAAAAAAAAAAAAAAAAA","start_offset":5,"end_offset":9,"size_bytes":100,"max_timestamp_ms":7,"mtime_ms":8,'
@@ -51,6 +54,29 @@ def test_a_log_that_was_put_together_of_copies_comes_back() -> None:
     assert RemoteLogSegmentMetadata.model_validate_json(both.model_dump_json()) == both
     spliced = SEGMENT.model_copy(update={"files": {"log": SegmentFile(size=100, batches="cd")}})
     assert RemoteLogSegmentMetadata.model_validate_json(spliced.model_dump_json()) == spliced
+
+
+@pytest.mark.parametrize("value", ['"sha256":"ab"', '"batches":"cd"'])
+def test_a_field_of_a_later_version_is_refused_in_a_file_and_in_a_sum(value: str) -> None:
+    assert RemoteLogSegmentMetadata.model_validate_json(WRITTEN.replace('"sha256":"ab"', value)).files
+    for later in (f'{value},"sha3":"ef"}}', f'{value}}}}},"content":{{"count":1,"digits":"0"'):
+        with pytest.raises(ValidationError):
+            RemoteLogSegmentMetadata.model_validate_json(WRITTEN.replace('"sha256":"ab"}', later))
+
+
+def test_an_open_state_takes_less_than_three_times_its_stored_form() -> None:
+    files = {kind: SegmentFile(size=1000, sha256=f"{number:064x}") for number, kind in enumerate(FILE_KINDS)}
+    content = CountAndDigestSum(count=3, digest="ab" * 16)
+    live = tuple(SEGMENT.model_copy(update={"id": f"{number:022}", "files": files, "content": content}) for number in range(500))
+    stored = PartitionState(topic="orders", partition=0, live=live).model_dump_json()
+    tracemalloc.start()
+    try:
+        opened = PartitionState.model_validate_json(stored)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert opened.live == live
+    assert taken < 3 * len(stored)
 
 
 def file(sha256: str = "", batches: str = "", size: int = 100) -> SegmentFile:
