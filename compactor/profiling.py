@@ -39,6 +39,30 @@ class StageCost:
     bytes: int = 0
 
 
+class LoadingCost:
+    """Cost of loading and compiling kernels in this process since ``clocks`` were set: CPU seconds of the calling thread, and seconds of
+    the wall clock.
+    """
+
+    def __init__(self) -> None:
+        self.cpu = self.wall = 0.0
+        self.clocks: tuple[Callable[[], float], Callable[[], float]] | None = None
+        self._adding = threading.Lock()
+
+    def begin(self) -> tuple[float, float]:
+        """Return the times that ``add_since`` takes."""
+        return (self.clocks[0](), self.clocks[1]()) if self.clocks else (0.0, 0.0)
+
+    def add_since(self, begun: tuple[float, float]) -> None:
+        now = self.begin()
+        with self._adding:
+            self.cpu += now[0] - begun[0]
+            self.wall += now[1] - begun[1]
+
+
+loading_cost = LoadingCost()
+
+
 class _ActiveStagesOfThread(threading.local):
     def __init__(self) -> None:
         self.stages: list[SegmentWorkStage] = []

@@ -664,7 +664,7 @@ class BackwardSurvivorScan:
         bits = self._bits.get(source.ordinal)
         superseded = bits.flag_chunk_superseded(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
-            below = _keyed_rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
+            below = np.flatnonzero((rows.key_length >= 0) & (rows.offset < self._scan.first_dirty))
             if len(below):
                 superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
@@ -787,7 +787,9 @@ def _hash_keys_of_chunk(
 
 @measure_stage(SegmentWorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
 def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
-    return _hash_selected_keys(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
+    hashes = np.empty((len(row_numbers), 2), np.uint64)
+    _hash_selected_keys(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key), hashes)
+    return hashes
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -827,23 +829,12 @@ def _hash_key_range(
 
 
 @kernel
-def _hash_selected_keys(buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf) -> Hashes:
-    hashes = np.empty((row_numbers.size, 2), np.uint64)
+def _hash_selected_keys(
+    buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf, out_hashes: Hashes
+) -> None:
     for i in range(row_numbers.size):
         row = row_numbers[i]
-        hashes[i, 0], hashes[i, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
-    return hashes
-
-
-@kernel
-def _keyed_rows_below(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
-    found = np.empty(offset.size, np.int64)
-    count = 0
-    for row in range(offset.size):
-        if key_length[row] >= 0 and offset[row] < end_offset:
-            found[count] = row
-            count += 1
-    return found[:count]
+        out_hashes[i, 0], out_hashes[i, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
 
 
 @kernel

@@ -64,29 +64,31 @@ def find_txn_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int
     return kinds
 
 
-@kernel
 def find_outcomes_in_columns(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
     """ABORT, COMMIT or UNDECIDED of each batch of transactional data; UNDECIDED for others.
     :param next_outcome_by_producer: by producer index, of the first marker after these batches. Updated in place.
     """
-    kinds = np.full(control_kind.size, UNDECIDED, np.int8)
+    kinds = np.full(len(control_kind), UNDECIDED, np.int8)
+    _set_outcomes(control_kind, transactional_flags, producer, next_outcome_by_producer, kinds)
+    return kinds
+
+
+@kernel
+def _set_outcomes(
+    control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s, out_kinds: TxnOutcomes
+) -> None:
     for i in range(control_kind.size - 1, -1, -1):
         if control_kind[i] == ABORT or control_kind[i] == COMMIT:
             next_outcome_by_producer[producer[i]] = control_kind[i]
         elif control_kind[i] == NOT_CONTROL and transactional_flags[i]:
-            kinds[i] = next_outcome_by_producer[producer[i]]
-    return kinds
+            out_kinds[i] = next_outcome_by_producer[producer[i]]
 
 
 # ---- verdicts of all batches, as one ordered fold over batch headers (docs/kafka-rules.md 2.5 and 4.3) -------------------------
 # The fold runs once, before the passes. With its verdicts, everything after it can process segments in any order. Outcomes come from the
 # control records; the transaction index is only carried along.
-
-
-TransactionStateByBatch = tuple[Flags, Flags, Int64s, Int64s]
-"""Per batch: discardable, indexed (see TransactionVerdicts), first offset of its transaction, last stable offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,9 @@ def transaction_verdicts_by_source(
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
     aborted = find_outcomes_in_columns(control, in_transaction, producer, outcome) == ABORT
-    discardable, indexed, first_offset, stable = _transaction_state_by_batch(
+    discardable, indexed = np.zeros((2, len(control)), np.bool_)
+    first_offset, stable = np.full((2, len(control)), -1, np.int64)
+    _set_transaction_state(
         control,
         in_transaction,
         aborted,
@@ -133,6 +137,12 @@ def transaction_verdicts_by_source(
         np.argsort(open_since)[np.count_nonzero(open_since < 0) :],
         _concatenate_columns([table.base_offset[some] for table, some in picked], np.int64),
         _concatenate_columns([table.last_offset[some] for table, some in picked], np.int64),
+        np.zeros((2, len(ids)), np.bool_),
+        np.empty((2, len(ids) + len(control)), np.int64),
+        discardable,
+        indexed,
+        first_offset,
+        stable,
     )
     verdicts = []
     at = 0
@@ -216,7 +226,7 @@ def _previous_marker_offsets(table: BatchTable) -> Int64s:
 
 
 @kernel
-def _transaction_state_by_batch(
+def _set_transaction_state(
     control_kind: npt.NDArray[np.int8],
     is_transactional: Flags,
     is_aborted: Flags,
@@ -226,21 +236,22 @@ def _transaction_state_by_batch(
     producers_with_open_txn: Int64s,
     base_offset: Int64s,
     last_offset: Int64s,
-) -> TransactionStateByBatch:
-    """Per batch: discardable, indexed, first offset and last stable offset of the index entry.
+    seen: npt.NDArray[np.bool_],
+    begun_txns: Int64s,
+    discardable: Flags,
+    indexed: Flags,
+    first_offset: Int64s,
+    stable: Int64s,
+) -> None:
+    """Set the last four per batch: see TransactionVerdicts; first offset and last stable offset of the index entry.
     :param open_txn_offset_by_producer: of transactions open before these batches, or -1.
+    :param seen: two rows of False, an element for each producer.
+    :param begun_txns: memory for two rows, with space for all transactions.
     """
     batches = control_kind.size
-    producers = open_txn_offset_by_producer.size
-    discardable = np.zeros(batches, np.bool_)
-    indexed = np.zeros(batches, np.bool_)
-    first_offset = np.full(batches, -1, np.int64)
-    stable = np.full(batches, -1, np.int64)
-    committed_seen = np.zeros(producers, np.bool_)
-    aborted_seen = np.zeros(producers, np.bool_)
+    committed_seen, aborted_seen = seen[0], seen[1]
     # Transactions in the order they began, by whom and where. Those before ``oldest`` have ended, so each is passed once.
-    began_by = np.empty(producers_with_open_txn.size + batches, np.int64)
-    began_at = np.empty(producers_with_open_txn.size + batches, np.int64)
+    began_by, began_at = begun_txns[0], begun_txns[1]
     begun = 0
     oldest = 0
     for p in producers_with_open_txn:
@@ -278,7 +289,6 @@ def _transaction_state_by_batch(
                 while oldest < begun and open_txn_offset_by_producer[began_by[oldest]] != began_at[oldest]:
                     oldest += 1
                 stable[i] = began_at[oldest] if oldest < begun else last_offset[i] + 1
-    return discardable, indexed, first_offset, stable
 
 
 LAST_MS = 2**63 - 1
@@ -353,22 +363,23 @@ def decide_by_headers(
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
     retain_empty = is_last | (table.last_offset + 1 == retention_rules.high_watermark)
-    action = _actions_decided_by_headers(
-        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, retention_rules.now_ms
+    action = np.empty(len(table), np.uint8)
+    _decide_by_headers(
+        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, retention_rules.now_ms, action
     )
     return BatchRetentionDecisions(action, retain_empty, verdicts.discardable)
 
 
 @kernel
-def _actions_decided_by_headers(
+def _decide_by_headers(
     control_kind: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     delete_horizon_ms: Int64s,
     discardable_flags: Flags,
     retain_empty_flags: Flags,
     now_ms: int,
-) -> Actions:
-    action = np.empty(control_kind.size, np.uint8)
+    action: Actions,
+) -> None:
     for i in range(control_kind.size):
         if control_kind[i] == NOT_CONTROL:
             discard = discardable_flags[i]
@@ -380,7 +391,6 @@ def _actions_decided_by_headers(
             action[i] = FILTER if discardable_flags[i] and not has_horizon else COPY
         if discard:
             action[i] = EMPTY if retain_empty_flags[i] else DROP
-    return action
 
 
 @measure_stage(SegmentWorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)

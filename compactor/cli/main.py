@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
@@ -28,16 +28,37 @@ from compactor.cli.command_parser import (
 )
 from compactor.cli.output import NoteLogHandler, Output, StderrLineFormat, StderrNotePrinter, Table, format_size
 from compactor.errors import ExitCode
-from compactor.profiling import StageCost, StageCostRecorder, record_stage_costs
+from compactor.profiling import StageCost, StageCostRecorder, loading_cost, record_stage_costs
+
+_LOADED_S: Final = time.perf_counter()
 
 
 class CommandProfile:
+    """Costs of a command that works on segments: its start-up, and with ``--profile`` those of each stage."""
+
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
         self._costs: dict[str, StageCost] = {}
+        self._startup: StageCost | None = None
+        loading_cost.clocks = time.thread_time, time.perf_counter
 
     @contextmanager
     def record_costs(self) -> Iterator[None]:
+        self._startup = StageCost(time.process_time(), time.perf_counter() - _LOADED_S)
+        loaded = StageCost(loading_cost.cpu, loading_cost.wall)
+        try:
+            with self._record_stages():
+                yield
+        finally:  # kernels that are first needed during the work
+            self._startup.cpu += loading_cost.cpu - loaded.cpu
+            self._startup.wall += loading_cost.wall - loaded.wall
+
+    def startup_document(self) -> dict[str, float] | None:
+        """Cost of the process until the work began, and of loading and compiling kernels since then. None if there was no work."""
+        return None if self._startup is None else {"seconds": round(self._startup.wall, 6), "cpu": round(self._startup.cpu, 6)}
+
+    @contextmanager
+    def _record_stages(self) -> Iterator[None]:
         if not self._asked:
             yield
             return

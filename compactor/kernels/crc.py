@@ -11,25 +11,10 @@ from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import binding, ir
-from numba.core import cgutils, config, types
-from numba.extending import intrinsic
 
 from compactor.kernels.common import Bytes
-from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import (
-    CodegenContext,
-    IntrinsicDefinition,
-    LlvmArguments,
-    LlvmBuilder,
-    LlvmValue,
-    NumbaIntrinsic,
-    NumbaSignature,
-    NumbaType,
-    TypingContext,
-    load_u64,
-    prefetch_read,
-)
+from compactor.kernels.jit import Intrinsic, inline_kernel, kernel, processor_name_and_features
+from compactor.kernels.memory import load_u64, prefetch_read
 
 CrcTable = npt.NDArray[np.uint64]
 
@@ -40,9 +25,7 @@ _SHORT: Final = 256
 
 def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
     """Family of the processor's CRC-32C instruction; empty if there is none or numba's settings forbid it."""
-    features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
-    if features is None:
-        features = binding.get_host_cpu_features().flatten()
+    features = processor_name_and_features()[1]
     machine = platform.machine()
     if machine in ("x86_64", "AMD64") and "+sse4.2" in features.split(","):
         return "x86"
@@ -52,30 +35,6 @@ def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
 
 
 INSTRUCTION: Final = _supported_crc32c_instruction()
-_NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x86.sse42.crc32.32.8",
-                 ("arm", 64): "llvm.aarch64.crc32cx", ("arm", 8): "llvm.aarch64.crc32cb"}  # fmt: skip
-
-
-def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
-    """A numba intrinsic: (crc, data) -> the state after ``bits`` (64 or 8) bits of data."""
-
-    def advance_crc32c_state(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
-        # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
-        state = ir.IntType(64 if (INSTRUCTION, bits) == ("x86", 64) else 32)
-        operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
-
-        def emit_crc32c_instruction(
-            context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments
-        ) -> LlvmValue:
-            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits])
-            before = args[0] if state.width == 64 else builder.trunc(args[0], state)
-            taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
-            after = builder.call(function, [before, taken])
-            return after if state.width == 64 else builder.zext(after, ir.IntType(64))
-
-        return types.uint64(types.uint64, types.uint64), emit_crc32c_instruction
-
-    return intrinsic(advance_crc32c_state)
 
 
 def _zero_bytes_table(byte_count: int) -> CrcTable:
@@ -146,8 +105,7 @@ def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: 
     return crc
 
 
-_step64 = _define_crc32c_step_intrinsic(64)
-_step8 = _define_crc32c_step_intrinsic(8)
+_step64, _step8 = Intrinsic("step_crc_64"), Intrinsic("step_crc_8")
 _AFTER_LONG: Final = _zero_bytes_table(_LONG)
 _AFTER_SHORT: Final = _zero_bytes_table(_SHORT)
 _AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go

@@ -19,11 +19,18 @@ from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
-from compactor.kernels.jit import kernel
-from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import ABORT, COMMIT, FRAME, NOT_CONTROL, BatchTable, Bytes, parse_batch_headers, read_only_view
+from compactor.records.batches import (
+    ABORT,
+    COMMIT,
+    NOT_CONTROL,
+    BatchTable,
+    Bytes,
+    cut_off_batch,
+    parse_batch_headers,
+    read_only_view,
+)
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import ListedTier, OpenTransactionsAtSegmentEnd, SegmentLayout
 
@@ -293,20 +300,6 @@ class SegmentGone(NotFound):
 def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
     at = error.position + shift_bytes if error.position >= 0 else -1
     return BadData(error.cause, segment=error.segment, position=at, offset=error.offset, hint=error.hint)
-
-
-@kernel
-def cut_off_batch(buf: Bytes) -> PositionAndSize:
-    """Byte position after the last whole batch, and full size of the batch that is cut off there: 0 if there
-    is none, or if not even its length field is complete.
-    """
-    position = np.int64(0)
-    while position + FRAME <= buf.size:
-        size = np.int64(load_i32(buf, position + 8)) + FRAME
-        if size < FRAME or position + size > buf.size:
-            return int(position), int(max(size, np.int64(0)))
-        position += size
-    return int(position), 0
 
 
 # ---- transactions that are open at the end of a listed tier, whose metadata does not describe segments -------------------------

@@ -347,6 +347,20 @@ def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
 
 
 @kernel
+def cut_off_batch(buf: Bytes) -> tuple[int, int]:
+    """Byte position after the last whole batch, and full size of the batch that is cut off there: 0 if there
+    is none, or if not even its length field is complete.
+    """
+    position = np.int64(0)
+    while position + FRAME <= buf.size:
+        size = np.int64(load_i32(buf, position + 8)) + FRAME
+        if size < FRAME or position + size > buf.size:
+            return int(position), int(max(size, np.int64(0)))
+        position += size
+    return int(position), 0
+
+
+@kernel
 def _problem_of_incomplete_batch(buf: Bytes, position: int) -> int:
     left = buf.size - position
     if left < 17:

@@ -136,7 +136,8 @@ def encode_cleaned_chunk(
     if not compressed:
         bound += int(table.size[some][action_by_batch == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, decisions.keep_flags))
+        is_rewritten = np.repeat(action_by_batch == REWRITE, np.diff(first_row))
+        loose = np.flatnonzero(is_rewritten & decisions.keep_flags & ((rows.flags & TAIL_LOOSE) != 0))
         if len(loose):
             buf, rows = _reencode_rows(buf, rows, loose)
             bound += len(buf)
@@ -199,16 +200,6 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 
 # ---- tails that Kafka would write differently -------------------------------------------------------------------------------
-
-
-@kernel
-def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
-    loose = np.zeros(keep_flags.size, np.bool_)
-    for batch in range(action_by_batch.size):
-        if action_by_batch[batch] == REWRITE:
-            for row in range(first_row[batch], first_row[batch + 1]):
-                loose[row] = keep_flags[row] and flags[row] & TAIL_LOOSE != 0
-    return loose
 
 
 def _reencode_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:

@@ -21,35 +21,28 @@ TXN_ENTRY: Final = np.dtype(
 TxnEntries = npt.NDArray[Any]
 
 
-IndexColumnsAndCounts = tuple[Int64s, Int64s, Int64s, Int64s, int, int]
-"""Offset and position of the offset index, timestamp and offset of the time index, and the number of entries of each."""
-
-
 def encode_indexes(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> tuple[bytes, bytes]:
     """Offset index and time index. The former has one entry for each batch that begins more than ``index_interval_bytes`` after that of the
     previous entry; the time index has one more at the end. A filler further from the base offset than an entry can express gets none.
     """
-    offsets, positions, times, time_offsets, n, m = _select_index_entries(
-        base_offset, size, last_offset, max_timestamp, index_interval_bytes
-    )
+    entries = np.empty((4, len(size) + 1), np.int64)
+    n, m = _select_index_entries(base_offset, size, last_offset, max_timestamp, index_interval_bytes, entries)
     index = np.empty(n, OFFSET_ENTRY)
-    index["offset"], index["position"] = offsets[:n], positions[:n]
+    index["offset"], index["position"] = entries[:2, :n]
     timeindex = np.empty(m, TIME_ENTRY)
-    timeindex["timestamp"], timeindex["offset"] = times[:m], time_offsets[:m]
+    timeindex["timestamp"], timeindex["offset"] = entries[2:, :m]
     return index.tobytes(), timeindex.tobytes()
 
 
 @kernel
 def _select_index_entries(
-    base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
-) -> IndexColumnsAndCounts:
-    """Only as many elements of the arrays as the counts say are entries."""
-    offsets = np.empty(size.size, np.int64)
-    positions = np.empty(size.size, np.int64)
-    times = np.empty(size.size + 1, np.int64)
-    time_offsets = np.empty(size.size + 1, np.int64)
+    base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int, out_entries: Int64s
+) -> tuple[int, int]:
+    """Return the number of entries of the offset index and of the time index.
+    :param out_entries: shape (4, number of batches + 1): offsets and positions of the former, timestamps and offsets of the latter.
+    """
     n = 0
     m = 0
     position = np.int64(0)
@@ -63,18 +56,18 @@ def _select_index_entries(
             highest_offset = last_offset[batch]
         if closing or since > index_interval_bytes:
             if not closing and last_offset[batch] - base_offset <= MAX32:
-                offsets[n] = last_offset[batch] - base_offset
-                positions[n] = position
+                out_entries[0, n] = last_offset[batch] - base_offset
+                out_entries[1, n] = position
                 n += 1
                 since = np.int64(0)
-            if highest > (times[m - 1] if m else np.int64(-1)):
-                times[m] = highest
-                time_offsets[m] = highest_offset - base_offset
+            if highest > (out_entries[2, m - 1] if m else np.int64(-1)):
+                out_entries[2, m] = highest
+                out_entries[3, m] = highest_offset - base_offset
                 m += 1
         if not closing:
             position += size[batch]
             since += size[batch]
-    return offsets, positions, times, time_offsets, n, m
+    return n, m
 
 
 def offset_index_problem(index_bytes: bytes, base_offset: int, table: BatchTable) -> str:

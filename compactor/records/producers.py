@@ -100,7 +100,7 @@ class ProducerStates:
             state[field] = 0 if field == "offset_delta" else -1
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
-        columns = _ProducerStateColumns(*(np.ascontiguousarray(state[name]) for name in _ProducerStateColumns._fields))
+        columns = _ProducerStateColumns(*(state[name].copy() for name in _ProducerStateColumns._fields))
         _apply_batches(np.searchsorted(ids, table.producer_id[mine]), table.select_rows(mine), seen, columns)
         for name, column in columns._asdict().items():
             state[name] = column

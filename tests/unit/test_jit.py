@@ -34,7 +34,8 @@ def total(n):
         x = step(x)
     return x
 
-print(total(10), sum(total.stats.cache_hits.values()), total.stats.cache_path is not None)
+result, stats = total(10), total.dispatcher.stats
+print(result, sum(stats.cache_hits.values()), stats.cache_path is not None)
 """
 
 
@@ -43,7 +44,8 @@ def installed(tmp_path: Path) -> Path:
     root = tmp_path / "a place with spaces"
     package = Path(compactor.__file__).parent
     shutil.copytree(package / "kernels", root / "compactor" / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(package / "__init__.py", root / "compactor")
+    for name in ("__init__", "profiling"):
+        shutil.copy(package / f"{name}.py", root / "compactor")
     for folder, name, text in (("cleaner", "callee", CALLEE.format(2)), ("model", "numbers", "STEP = 1\n"), ("round", "program", PROGRAM)):
         (root / "compactor" / folder).mkdir()
         (root / "compactor" / folder / f"{name}.py").write_text(text)

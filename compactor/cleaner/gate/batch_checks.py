@@ -248,7 +248,6 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
     return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
 
 
-@kernel
 def fold_txn_outcomes(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
@@ -257,11 +256,26 @@ def fold_txn_outcomes(
     :param open_txn_offset_by_producer: of transactions that are open before the first batch, or -1. Updated in place to those open after
     the last batch.
     """
-    aborted = np.zeros(control_kind.size, np.bool_)
-    idle = np.zeros(control_kind.size, np.bool_)
-    began = np.full(control_kind.size, -1, np.int64)
-    newest = np.full(open_txn_offset_by_producer.size, -1, np.int64)
-    before = np.full(control_kind.size, -1, np.int64)
+    count = len(control_kind)
+    aborted, idle, began = np.zeros(count, np.bool_), np.zeros(count, np.bool_), np.full(count, -1, np.int64)
+    links = np.full(len(open_txn_offset_by_producer), -1, np.int64), np.full(count, -1, np.int64)
+    _set_txn_outcomes(control_kind, producer_index, base_offset, open_txn_offset_by_producer, *links, aborted, idle, began)
+    return aborted, idle, began
+
+
+@kernel
+def _set_txn_outcomes(
+    control_kind: Int64s,
+    producer_index: Int64s,
+    base_offset: Int64s,
+    open_txn_offset_by_producer: Int64s,
+    newest: Int64s,
+    before: Int64s,
+    aborted: Flags,
+    idle: Flags,
+    began: Int64s,
+) -> None:
+    """:param newest, before: -1 per producer and per batch: the links from a transaction's last batch to its first."""
     for i in range(control_kind.size):
         p = producer_index[i]
         if control_kind[i] == NOT_CONTROL:
@@ -278,7 +292,6 @@ def fold_txn_outcomes(
                 link = before[link]
             newest[p] = -1
             open_txn_offset_by_producer[p] = -1
-    return aborted, idle, began
 
 
 # ---- one group --------------------------------------------------------------------------------------------------------------

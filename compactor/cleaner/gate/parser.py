@@ -402,10 +402,10 @@ _BLOCK: Final = 1 << 15
 
 def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     """Yield blocks of some thousand headers, each valid until the next one is requested. Raises UnreadableBatchesError."""
-    headers = np.empty((len(FIELDS), _BLOCK), np.int64)
+    headers, row = np.empty((len(FIELDS), _BLOCK), np.int64), np.empty(len(FIELDS), np.int64)
     at = 0
     while at < len(buf):
-        count, at, fine = _parse_header_block(buf, at, headers)
+        count, at, fine = _parse_header_block(buf, at, headers, row)
         if not fine:
             raise UnreadableBatchesError(f"position {at}: a header that makes no sense")
         if not count:
@@ -450,10 +450,11 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 
 @kernel
-def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """The number of batches, the position after them, and False if an invalid header follows."""
+def _parse_header_block(buf: Bytes, position: int, out_headers: HeaderFields, row: Int64s) -> HeaderParseResult:
+    """The number of batches, the position after them, and False if an invalid header follows.
+    :param row: memory for the fields of one header.
+    """
     count = 0
-    row = np.empty(len(out_headers), np.int64)
     while count < out_headers.shape[1] and position + 26 <= buf.size:
         size = 12 + _read_big_endian(buf, position + 8, 4)
         magic = np.int64(buf[position + 16])
@@ -555,7 +556,8 @@ class GateRecordParser:
     def parse_inflated_bodies(self, buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> GateRecords:
         """Inflated bodies lie at ``buf[body_bounds[0, i]:body_bounds[1, i]]``. Raises UnreadableBatchesError."""
         headers = np.ascontiguousarray(headers)
-        counts = _count_records_by_batch(buf, headers, body_bounds)
+        counts = headers[COUNT].copy()
+        _count_records_of_wrappers(buf, headers, body_bounds, counts)
         if np.any(counts * 7 > body_bounds[1] - body_bounds[0]):
             raise UnreadableBatchesError("a batch that claims more records than its bytes can hold")
         first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
@@ -613,20 +615,18 @@ def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
 
 
 @kernel
-def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> Int64s:
+def _count_records_of_wrappers(buf: Bytes, headers: HeaderFields, body_bounds: Int64s, out_counts: Int64s) -> None:
     """Messages in v0/v1 wrappers are counted, because a wrapper's header does not state their number."""
-    counts = headers[COUNT].copy()
-    for batch in range(counts.size):
+    for batch in range(out_counts.size):
         if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:
-            counts[batch] = 0
+            out_counts[batch] = 0
             at = body_bounds[0, batch]
             while at + 12 <= body_bounds[1, batch]:
                 size = 12 + _read_big_endian(buf, at + 8, 4)
                 if size < 26 or at + size > body_bounds[1, batch]:
                     break
-                counts[batch] += 1
+                out_counts[batch] += 1
                 at += size
-    return counts
 
 
 @inline_kernel
