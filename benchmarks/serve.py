@@ -255,7 +255,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> list[tuple[str, ...]]:
         rows.append(row_of("1 MiB, 32 connections", many, None))
         cached = sum(path.stat().st_size for path in (scratch / "tier").rglob("*.log"))
         print(rows[-1], f"{(peak[0] - cached) / 1e6:.0f} MB of memory beyond {cached / 1e6:.0f} MB of cached segments", flush=True)
-        with endpoint(config, cache_bytes=16 * MIB) as uncached:
+        with endpoint(config, cache_bytes=24 * MIB) as uncached:
             rows.append(row_of("1 MiB, 1 connection, not cached", medians({"ours": uncached}, args.rounds, end)["ours"], None))
             print(rows[-1], flush=True)
         certificate, settings = tls_settings(scratch)
@@ -265,7 +265,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> list[tuple[str, ...]]:
         log_dir = cluster.nodes[1].log_dir / str(NAME)
         folder = scratch / "bucket"
         folder.mkdir()
-        with slow_bucket(folder, log_dir) as slow, endpoint(slow, cache_bytes=16 * MIB) as distant:
+        with slow_bucket(folder, log_dir) as slow, endpoint(slow, cache_bytes=24 * MIB) as distant:
             rows.append(row_of("1 MiB, 1 connection, store of 50 ms", medians({"ours": distant}, args.rounds, end)["ours"], None))
             print(rows[-1], flush=True)
     return rows

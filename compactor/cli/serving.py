@@ -63,9 +63,9 @@ def run_service(
     tell = SERVICE_JOURNAL
 
     def run_service_in_thread() -> None:
-        from compactor.cleaner.precompile import precompile_kernels
+        from compactor.cleaner.precompile import load_kernels
 
-        precompile_kernels()
+        load_kernels()
         try:
             service.run()
         except Exception:  # noqa: BLE001 - noticed below, as the thread ends

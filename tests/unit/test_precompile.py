@@ -71,6 +71,28 @@ def test_precompilation_removes_what_a_stopped_machine_left_and_happens_once(tmp
     assert found == [False, True]
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_service_leaves_compilation_to_a_child_process_and_does_without_if_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_compiled: bool
+) -> None:
+    here, programs = list[bool](), list[str]()
+
+    def run(command: list[str], *, check: bool) -> None:
+        programs.append(command[-1])
+        if is_compiled:
+            (tmp_path / COMPLETE).touch()
+
+    monkeypatch.setattr(precompile, "kernel_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(precompile, "_clean_small_log", lambda: here.append((tmp_path / COMPLETE).exists()))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "run", run)
+        for _ in range(2):
+            precompile.load_kernels()
+    assert here == [is_compiled, True]
+    assert len(programs) == 1, "nothing is left to compile at the second start"
+    subprocess.run([sys.executable, "-c", programs[0]], cwd=ROOT, check=True)
+
+
 def run_by_itself(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Ends with the names of all modules on stderr."""
     program = (

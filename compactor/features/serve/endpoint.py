@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 import traceback
@@ -34,9 +35,11 @@ from compactor.service import EventLogger, ServiceEventLogger
 
 JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 SLICE: Final = 256 << 10
-"""Bytes that are handed to a connection at once."""
+"""Bytes that are handed to a connection with TLS at once."""
 JOINED: Final = 64 << 10
 """Bytes to which the small parts of a frame are joined."""
+MOST_VIEWS: Final = 1024
+"""Linux' IOV_MAX."""
 LEAST_RESPONSE: Final = 64 << 10
 """Bytes of records that a response may hold when all responses together have reached their budget."""
 LOAD_THREADS: Final = 16
@@ -211,7 +214,8 @@ class Endpoint:
                 # Nothing is awaited before: what a client sends would not reach the handshake.
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self.settings.request_timeout_ms / 1000)
             # The socket must not run empty while the next slice is prepared.
-            writer.transport.set_write_buffer_limits(high=SLICE)
+            # Without TLS, the socket takes megabytes itself, and what waits in the transport is a copy.
+            writer.transport.set_write_buffer_limits(high=SLICE if self._tls is not None else 0)
             await self._converse(reader, writer, connection)
         except InvalidFrame as error:
             self.state.invalid_frames += 1
@@ -292,13 +296,24 @@ class Endpoint:
             views, held = [memoryview(b"".join(views))], size
         self.state.in_flight += held
         try:
-            for part in slices(views):
-                writer.write(part)
-                async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
-                    await writer.drain()
+            # Asked of the connection, not of the settings: what an encrypted one does not encrypt is sent as it is.
+            is_plain = writer.get_extra_info("sslcontext") is None
+            if not is_plain:
+                for part in slices(views):
+                    await self._wait_for_write(writer, part)
+            while is_plain and (views := write_at_once(writer, views)):
+                # When the transport has written the next few bytes, the socket takes the most again.
+                await self._wait_for_write(writer, views[0][:JOINED])
+                views[0] = views[0][JOINED:]
         finally:
             self.state.in_flight -= held
         return size
+
+    async def _wait_for_write(self, writer: asyncio.StreamWriter, part: bytes | memoryview) -> None:
+        """Raises TimeoutError."""
+        writer.write(part)
+        async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
+            await writer.drain()
 
 
 def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
@@ -330,8 +345,26 @@ def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:
     return [memoryview(sum(map(len, parts)).to_bytes(4, "big")), *parts]
 
 
+def write_at_once(writer: asyncio.StreamWriter, views: Sequence[memoryview]) -> list[memoryview]:
+    """Write to the socket itself, which must not wait for its transport, and return what it does not take now.
+
+    A transport would write each view by a system call, and copy what the socket does not take. Raises OSError.
+    """
+    number, left = writer.get_extra_info("socket").fileno(), list(views)
+    with suppress(BlockingIOError):
+        while left:
+            size, done = os.writev(number, left[:MOST_VIEWS]), 0
+            while done < len(left) and size >= len(left[done]):
+                size -= len(left[done])
+                done += 1
+            del left[:done]
+            if size:
+                left[0] = left[0][size:]
+    return left
+
+
 def slices(views: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield parts of at most SLICE bytes. Small ones are joined: each is a system call, and wakes the client."""
+    """Yield parts of at most SLICE bytes for TLS. Small ones are joined: each is a system call, and wakes the client."""
     joined = b""
     for view in views:
         taken = min(len(view), JOINED - len(joined)) if joined or len(view) < JOINED else 0

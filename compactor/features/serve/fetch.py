@@ -220,10 +220,8 @@ class TierReader:
     ) -> int | None:  # fmt: skip
         """Return the offset after them; None if the answer is complete."""
         table = piece.source.source.table
-        first = int(np.searchsorted(table.last_offset, offset))
-        # The header of a compressed v0/v1 wrapper has no base offset; it holds at least one record, its last.
-        base = np.where(table.base_offset < 0, table.last_offset, table.base_offset)
-        end = int(np.searchsorted(base, min(bound, segment.end_offset + 1)))
+        first = int(table.last_offset.searchsorted(offset))
+        end = int(piece.begins.searchsorted(min(bound, segment.end_offset + 1)))
         unreadable = piece.damaged
         outcomes: Outcomes | None = None
         if committed and first < end and table.transactional_flags[first:end].any():
@@ -234,11 +232,11 @@ class TierReader:
                 raise Damaged
             return None if piece.damage is not None else offset
         if first >= end:  # a hole ends the segment, or the readable part of the log
-            return segment.end_offset + 1 if base[first] > segment.end_offset else None
-        after = int(np.searchsorted(unreadable, first))
+            return segment.end_offset + 1 if piece.begins[first] > segment.end_offset else None
+        after = int(unreadable.searchsorted(first))
         readable = int(unreadable[after]) if after < len(unreadable) else len(table)
         begin = int(table.position[first])
-        fits = int(np.searchsorted(piece.ends, begin + max_bytes - read.size, side="right"))
+        fits = int(piece.ends.searchsorted(begin + max_bytes - read.size, side="right"))
         last = min(end, readable, max(fits, first + 1 if at_least_one and not read.chunks else first))
         if last <= first:
             if first >= readable and not read.chunks:

@@ -55,7 +55,7 @@ class Bounds:
 
     def find(self, offset: int) -> int:
         """Number of the first piece that can hold ``offset``. If not there, it is in the next one."""
-        return int(np.searchsorted(self.offsets, offset, side="right")) - 1
+        return int(self.offsets.searchsorted(offset, side="right")) - 1
 
     def key(self, number: int) -> PieceKey:
         return PieceKey(self.reader.metadata.id, int(self.positions[number]), self.size(number))
@@ -69,6 +69,7 @@ class Bounds:
 class Piece:
     """Whole batches of a segment, with their CRCs checked.
 
+    begins: offset of each batch, ascending.
     ends: byte position after each batch.
     damaged: numbers of batches with invalid CRC, ascending.
     damage: the error that ends the piece, if bytes after the last batch are not batches.
@@ -77,6 +78,7 @@ class Piece:
 
     source: SegmentPiece
     data: memoryview
+    begins: Int64s
     ends: Int64s
     damaged: Int64s
     damage: BadData | None = None
@@ -85,7 +87,7 @@ class Piece:
     @property
     def nbytes(self) -> int:
         """Memory, with the columns of batch headers."""
-        return len(self.data) + sum(column.nbytes for column in self.source.source.table)
+        return len(self.data) + sum(column.nbytes for column in (*self.source.source.table, self.begins, self.ends))
 
 
 def load_bounds(reader: SegmentReader) -> Bounds:
@@ -128,7 +130,9 @@ def load_piece(bounds: Bounds, number: int, data: bytes | None = None) -> Piece:
         source, damage = before, error
     table = source.source.table
     damaged = np.flatnonzero(flag_damaged_batches(source, np.ones(len(table), np.bool_)))
-    return Piece(source, memoryview(source.source.buf.data), table.position + table.size, damaged, damage)
+    # The header of a compressed v0/v1 wrapper has no base offset; it holds at least one record, its last.
+    begins = np.where(table.base_offset < 0, table.last_offset, table.base_offset)
+    return Piece(source, memoryview(source.source.buf.data), begins, table.position + table.size, damaged, damage)
 
 
 class DiskBudgetFolder:
@@ -270,14 +274,24 @@ class PieceCache:
 
     async def _load(self, bounds: Bounds, number: int) -> Piece:
         key = bounds.key(number)
-        piece = await self._load_from_disk(bounds, number) if self._disk.used else None
-        if piece is not None:
-            self.counts.disk += 1
-        else:
-            self.counts.store += 1
-            piece = await self._run(lambda: load_piece(bounds, number))
+        # Many connections load many pieces at the same time: they take their place in the budget before, not after.
+        self._make_room(key.size)
+        try:
+            piece = await self._load_from_disk(bounds, number) if self._disk.used else None
+            if piece is not None:
+                self.counts.disk += 1
+            else:
+                self.counts.store += 1
+                piece = await self._run(lambda: load_piece(bounds, number))
+        finally:
+            self.used -= key.size
         self._pieces[key] = piece
-        self.used += piece.nbytes
+        self._make_room(piece.nbytes)
+        return piece
+
+    def _make_room(self, size: int) -> None:
+        """Count bytes as used, and evict the least recently used pieces beyond the budget, except the last."""
+        self.used += size
         while self.used > self._budget and len(self._pieces) > 1:
             old, evicted = self._pieces.popitem(last=False)
             self.used -= evicted.nbytes
@@ -286,7 +300,6 @@ class PieceCache:
                 self._queued += 1
                 written = asyncio.ensure_future(self._run(partial(self._disk.write, old, evicted.data), self._disk_turn))
                 written.add_done_callback(self._note_written)
-        return piece
 
     def _note_written(self, written: asyncio.Future[None]) -> None:
         self._queued -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing_extensions import override
 from compactor.config.settings import ServeSettings
 from compactor.errors import StoreError, UsageError
 from compactor.features.serve import pieces
-from compactor.features.serve.endpoint import JOINED, LEAST_RESPONSE, SLICE, State, parse_nodes, slices
+from compactor.features.serve.endpoint import JOINED, LEAST_RESPONSE, MOST_VIEWS, SLICE, State, parse_nodes, slices, write_at_once
 from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import ForwardingStore
@@ -24,7 +25,7 @@ from tests.builders import LogBuilder
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.plain_format import read_batches
 from tests.support.endpoint import Client, fetch_request, served
-from tests.support.tier_cli import TierCli
+from tests.support.tier_cli import TierCli, batches_of
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
@@ -271,6 +272,70 @@ def test_a_response_holds_no_pieces_beyond_the_budget(tmp_path: Path) -> None:
         client.post(fetch_request(TOPIC, 0, max_bytes=100_000), 12)
         assert len(client.receive()) > 80_000
         assert 80_000 < max(seen) <= 100_000 + 1_000, "not the piece of 400,000 bytes"
+
+
+def test_pieces_count_as_cached_while_they_are_loaded(cli: TierCli) -> None:
+    stores: list[Faulty] = []
+
+    def slow(tier: Any) -> Any:
+        stores.append(Faulty(tier.ports.data))
+        stores[0].waits_only = True
+        return tier.with_stores(data=stores[0])
+
+    with served(cli.config, slow) as endpoint, Client(endpoint) as client:
+        stores[0].text, stores[0].seconds = ".log", 0.5
+        client.post(fetch_request(TOPIC, 0), 12)
+        wait_for(lambda: stores[0].asked > 0)
+        (log,) = (cli.tier / f"{TOPIC}-0").rglob("*.log")
+        assert endpoint.cache.used == log.stat().st_size
+        assert client.receive()
+        assert endpoint.cache.used == sum(piece.nbytes for piece in endpoint.cache._pieces.values())
+
+
+def test_a_client_that_reads_late_gets_every_byte_of_a_response(tmp_path: Path) -> None:
+    log = LogBuilder()
+    for number in range(40):
+        log.put(f"k{number}={'x' * 400_000}")
+    cli = TierCli(tmp_path / "cli")
+    folder = log.write(tmp_path / "log")
+    cli.bring(folder)
+    with served(cli.config) as endpoint, Client(endpoint) as client:
+        client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        while len(client.fetch(TOPIC, 0, max_bytes=1 << 24).records) < 15_000_000:
+            pass  # pieces that are not in memory are not waited for
+        client.post(fetch_request(TOPIC, 0, max_bytes=1 << 24), 12)
+        # More than the sockets hold: the endpoint waits for the client.
+        wait_for(lambda: endpoint.state.in_flight > 15_000_000)
+        frame = client.receive()
+        assert b"".join(batch.raw for batch in batches_of(folder))[:15_000_000] in frame
+        wait_for(lambda: not endpoint.state.in_flight)
+
+
+class Transport:
+    """Stands for a StreamWriter."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def get_extra_info(self, name: str) -> socket.socket:
+        return self.end
+
+
+def test_a_socket_takes_what_it_can_of_many_views() -> None:
+    views = [memoryview(bytes([number % 251]) * (number % 900)) for number in range(3 * MOST_VIEWS)]
+    ours, theirs = socket.socketpair()
+    read = bytearray()
+    with ours, theirs:
+        ours.setblocking(False)
+        left = write_at_once(Transport(ours), views)  # type: ignore[arg-type]
+        assert left
+        while left:
+            read += theirs.recv(1 << 20)
+            left = write_at_once(Transport(ours), left)  # type: ignore[arg-type]
+        ours.close()
+        while part := theirs.recv(1 << 20):
+            read += part
+    assert read == b"".join(views)
 
 
 def test_a_request_that_takes_too_long_ends_its_connection_and_not_what_it_began(cli: TierCli) -> None:
