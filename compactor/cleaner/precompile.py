@@ -6,8 +6,6 @@ import fcntl
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,22 +26,6 @@ from compactor.records.encode import ProducerFields, RecordToEncode, encode_batc
 ReportKernel = Callable[[str, int], None]
 KERNELS: Final = 44
 """Kernels that the small log needs."""
-_COMPILE: Final = """
-import signal
-signal.pthread_sigmask(signal.SIG_SETMASK, [])  # services block the signals that end this process
-from compactor.cleaner.precompile import precompile_kernels
-precompile_kernels()
-"""
-
-
-def load_kernels() -> None:
-    """For services: what is not compiled yet is compiled by a child process. In this process, the compiler would leave a quarter of a
-    gigabyte of memory for as long as the service runs.
-    """
-    folder = kernel_cache_folder()
-    if folder is not None and not (folder / COMPLETE).exists():
-        subprocess.run([sys.executable, "-c", _COMPILE], check=False)  # noqa: S603 - without it, this process compiles
-    precompile_kernels()
 
 
 def precompile_kernels(report: ReportKernel | None = None) -> None:

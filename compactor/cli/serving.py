@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +29,12 @@ GIVE_BACK_S = 20
 """Seconds between two releases of free memory to the system."""
 ENDING = (signal.SIGTERM, signal.SIGINT)
 MEANT = (*ENDING, signal.SIGHUP)
+_COMPILE = """
+import signal
+signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the signals that end a process are blocked in a service
+from compactor.cleaner.precompile import precompile_kernels
+precompile_kernels()
+"""
 
 
 class RunnableService(Protocol):
@@ -44,6 +51,19 @@ def prepare_process() -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_malloc_heaps()
+
+
+def load_kernels() -> None:
+    """What is not compiled yet is compiled by a child process. In this process, the compiler would leave a quarter of a gigabyte of memory
+    for as long as the service runs.
+    """
+    from compactor.cleaner.precompile import precompile_kernels
+    from compactor.kernels.jit import COMPLETE, kernel_cache_folder
+
+    folder = kernel_cache_folder()
+    if folder is not None and not (folder / COMPLETE).exists():
+        subprocess.run([sys.executable, "-c", _COMPILE], check=False)  # noqa: S603 - if it fails, this process compiles
+    precompile_kernels()
 
 
 def run_service(
@@ -63,8 +83,6 @@ def run_service(
     tell = SERVICE_JOURNAL
 
     def run_service_in_thread() -> None:
-        from compactor.cleaner.precompile import load_kernels
-
         load_kernels()
         try:
             service.run()

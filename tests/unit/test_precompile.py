@@ -11,6 +11,8 @@ import numba
 import pytest
 
 from compactor.cleaner import precompile
+from compactor.cli.serving import load_kernels
+from compactor.kernels import jit
 from compactor.kernels.jit import COMPLETE
 from compactor.records.encode import RecordToEncode, encode_batch
 from tests.support.deployment import Deployment, GrowingLog
@@ -83,11 +85,12 @@ def test_a_service_leaves_compilation_to_a_child_process_and_does_without_if_tha
             (tmp_path / COMPLETE).touch()
 
     monkeypatch.setattr(precompile, "kernel_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(jit, "kernel_cache_folder", lambda: tmp_path)
     monkeypatch.setattr(precompile, "_clean_small_log", lambda: here.append((tmp_path / COMPLETE).exists()))
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "run", run)
         for _ in range(2):
-            precompile.load_kernels()
+            load_kernels()
     assert here == [is_compiled, True]
     assert len(programs) == 1, "nothing is left to compile at the second start"
     subprocess.run([sys.executable, "-c", programs[0]], cwd=ROOT, check=True)
