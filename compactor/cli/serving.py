@@ -54,7 +54,7 @@ def prepare_process() -> None:
 
 
 def load_kernels() -> None:
-    """What is not compiled yet is compiled by a child process. In this process, the compiler would leave a quarter of a gigabyte of memory
+    """Load kernels, compiled by a child process if necessary. In this process, the compiler would leave a quarter of a gigabyte of memory
     for as long as the service runs.
     """
     from compactor.cleaner.precompile import precompile_kernels
