@@ -213,8 +213,7 @@ class Endpoint:
             if self._tls is not None:
                 # Nothing is awaited before: what a client sends would not reach the handshake.
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self.settings.request_timeout_ms / 1000)
-            # The socket must not run empty while the next slice is prepared.
-            # Without TLS, the socket takes megabytes itself, and what waits in the transport is a copy.
+            # With TLS, the socket must not run empty while the next slice is prepared. Without, what waits in the transport is a copy.
             writer.transport.set_write_buffer_limits(high=SLICE if self._tls is not None else 0)
             await self._converse(reader, writer, connection)
         except InvalidFrame as error:
