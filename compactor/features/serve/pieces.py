@@ -275,7 +275,7 @@ class PieceCache:
     async def _load(self, bounds: Bounds, number: int) -> Piece:
         key = bounds.key(number)
         # Many connections load many pieces at the same time: they take their place in the budget before, not after.
-        self._make_room(key.size)
+        self._reserve(key.size)
         try:
             piece = await self._load_from_disk(bounds, number) if self._disk.used else None
             if piece is not None:
@@ -286,10 +286,10 @@ class PieceCache:
         finally:
             self.used -= key.size
         self._pieces[key] = piece
-        self._make_room(piece.nbytes)
+        self._reserve(piece.nbytes)
         return piece
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         """Count bytes as used, and evict the least recently used pieces beyond the budget, except the last."""
         self.used += size
         while self.used > self._budget and len(self._pieces) > 1:
