@@ -76,7 +76,7 @@ APIS: Final[dict[int, Api]] = {
 MOST_ROWS: Final = 50_000
 """Number of topics, partitions and the like in a request: each costs memory and time, and others wait."""
 _ENDLESS_NUMBER: Final = re.compile(rb"[\x80-\xff]{4096}")
-"""kafka-python reads a varint of any length, in a time that grows with the square of it: minutes for a frame of 2 MiB."""
+"""Longer than any number of the protocol. The library's decoder knows no limit, and its time grows faster than the length."""
 
 
 class InvalidFrame(Exception):

@@ -70,7 +70,7 @@ def guarded(cli: TierCli, folder: Path, **settings: Any) -> Iterator[tuple[Endpo
 def test_a_number_without_an_end_is_not_decoded() -> None:
     head = bytes.fromhex("0012 0003 00000001 0001 78 00")
     with pytest.raises(InvalidFrame, match="without an end"):
-        decode_request(head + b"\xff" * 2_000_000)  # kafka-python takes minutes for it
+        decode_request(head + b"\xff" * 4_200)
     with pytest.raises(InvalidFrame, match="cannot be read"):
         decode_request(head + b"\xff" * 100)
 
