@@ -236,6 +236,7 @@ COMMANDS = (
             ),
             argument("--force", action="store_true", help="skip no partition, not even clean ones"),
             argument("--dry-run", action="store_true", help="show what would be done, without Spark, and change nothing"),
+            argument("--class-archive", action="store_true", help="only make the archive with which Spark starts faster on this machine"),
         ),
     ),
     Command(

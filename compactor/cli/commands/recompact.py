@@ -21,7 +21,7 @@ from compactor.features.spark.recompaction import (
     recompaction_result_row,
     update_iceberg_tables,
 )
-from compactor.features.spark.session import StartedCluster, require_supported_pyspark, start_cluster
+from compactor.features.spark.session import StartedCluster, make_class_archive, require_supported_pyspark, start_cluster
 from compactor.model.ids import RoundStatus
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 
 def recompact_command(args: argparse.Namespace, out: Output) -> ExitCode:
+    if args.class_archive:
+        with out.show_progress("making the archive"):
+            archive = make_class_archive(command_parser.load_command_settings(args))
+        facts = {"path": str(archive), "bytes": archive.stat().st_size}
+        out.print_result({"class_archive": facts}, summary=f"{archive} has {format_size(archive.stat().st_size)}")
+        return 0
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))

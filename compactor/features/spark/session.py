@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from compactor.errors import UsageError
 from compactor.extras import require_pip_extra
@@ -74,6 +74,9 @@ LOCAL_TASK_ATTEMPTS: Final = 4
 SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets, because it has started the JVM already."""
 
+CLASS_ARCHIVE: Final = "spark-classes"
+"""Beginning of the name of a file in the folder ``spark`` of the state directory; its size in bytes follows."""
+
 MAX_SOCKET_DIR_BYTES: Final = 60
 """Longest directory path, in bytes, that Spark accepts for its Unix sockets."""
 
@@ -92,9 +95,12 @@ class StartedCluster:
 
 
 @contextmanager
-def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Iterator[StartedCluster]:
+def start_cluster(
+    settings: Settings, app_name: str = "tiered-compactor", new_class_archive: Path | None = None
+) -> Iterator[StartedCluster]:
     """The existing session (spark-submit, a notebook), else a new one on ``[spark] master``, stopped at the end of the block.
 
+    :param new_class_archive: where the JVM writes the classes that it has loaded when it ends; None if it uses the archive that there is.
     :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
         version.
     """
@@ -110,7 +116,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
         context = SparkContext.getOrCreate(SparkConf().setAppName(app_name))
     else:
         require_supported_java()
-        context = _start_context(settings.spark, app_name, folder)
+        context = _start_context(settings.spark, app_name, folder, new_class_archive)
     try:
         yield _check_executors(context, begin)
     finally:
@@ -172,7 +178,7 @@ def _code_version() -> str:
     return versions_fingerprint()
 
 
-def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> SparkContext:
+def _start_context(settings: SparkSettings, app_name: str, folder: Path, new_class_archive: Path | None) -> SparkContext:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -194,8 +200,12 @@ def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> Spar
             conf.set("spark.python.daemon.module", DAEMON_MODULE)
         # Nothing has to reach this machine from outside, Spark's web pages included.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        archive = _find_class_archive(folder)
+        classes = f'"-XX:SharedArchiveFile={archive}"' if archive else ""
+        if new_class_archive is not None:
+            classes = f'"-XX:ArchiveClassesAtExit={new_class_archive}"'
         # The JVM hands out tasks and little else: an optimizer and a parallel collector take more from the tasks than they give.
-        conf.set("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        conf.set("spark.driver.defaultJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {classes}".rstrip())
         local_dir.mkdir(parents=True, exist_ok=True)
         short = [place for place in (str(local_dir), tempfile.gettempdir()) if len(os.fsencode(place)) <= MAX_SOCKET_DIR_BYTES]
         conf.set("spark.python.unix.domain.socket.enabled", str(bool(short)).lower())
@@ -212,6 +222,39 @@ def _start_context(settings: SparkSettings, app_name: str, folder: Path) -> Spar
         raise UsageError(
             f"Spark did not start on {master}: {spark_error_line(error)}", hint=f"Check [spark] master; {log} says more"
         ) from None
+
+
+def _find_class_archive(folder: Path) -> Path | None:
+    """Return the archive if it has the size in its name: Java 17 crashes on one that is cut off."""
+    return next((path for path in folder.glob(f"{CLASS_ARCHIVE}-*") if path.stem.endswith(f"-{path.stat().st_size}")), None)
+
+
+def make_class_archive(settings: Settings) -> Path:
+    """Start Spark on this machine, let it run a first job, and have the JVM write the classes that it has loaded (JEP 350). Later JVMs map
+    the file, and ignore it if Java or Spark are others by then.
+    :raises UsageError: if Spark does not start, this process has a JVM already, the master is a cluster, or the JVM has written nothing.
+    """
+    require_supported_pyspark()
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None or SUBMIT_VARIABLE in os.environ or not settings.spark.master.startswith("local"):
+        raise UsageError("the archive is for a Spark that this program starts on this machine", hint='Set [spark] master to "local[*]"')
+    folder = Path(settings.tier.state_dir) / "spark"
+    made = folder / f"{CLASS_ARCHIVE}.{os.getpid()}"
+    try:
+        with start_cluster(settings, "tiered-compactor class archive", made):
+            gateway: Any = SparkContext._gateway
+        SparkContext._gateway = SparkContext._jvm = None
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # the JVM ends with it
+        gateway.proc.wait()
+        if not made.exists():
+            raise UsageError("Java has written no archive of classes", hint=f"{folder / 'driver.log'} says more")
+        for earlier in folder.glob(f"{CLASS_ARCHIVE}-*"):
+            earlier.unlink()
+        return made.rename(folder / f"{CLASS_ARCHIVE}-{made.stat().st_size}.jsa")
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _spark_error_types() -> tuple[type[Exception], ...]:
