@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import google_crc32c
+import pytest
 from typing_extensions import override
 
 from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.constants import TopicId
+from compactor.errors import BadData
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 from compactor.records.encode import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from tests.compare import describe
 from tests.plain_format import Batch, read_batches, segment_paths
-from tests.plain_log import control_type, indexes_of
+from tests.plain_log import control_type, indexes_of, transaction_index
 
 __all__ = [
     "GZIP",
@@ -36,6 +39,7 @@ __all__ = [
     "LogBuilder",
     "entry",
     "live",
+    "log_of",
     "name_topic",
     "next_directory",
     "read",
@@ -177,6 +181,28 @@ class LogBuilder:
         self.segments.append((self.next_offset, []))
         return self.next_offset
 
+    def add(self, script: str) -> LogBuilder:
+        """Appends the steps of ``script``, each on a line or behind ";".
+
+        ``a=1 b`` is a batch, ``5: a=1`` one of producer 5, ``5t: a=1`` one in its transaction, which ``5 commits`` or ``5 aborts``. ``/``
+        begins a segment, ``/ 100`` one at that offset, ``+20`` skips offsets, and a last word ``@5`` is the time of the records.
+        """
+        for step in filter(None, map(str.strip, re.split(r"[;\n]", script))):
+            match step.split():
+                case ["/", *base]:
+                    self.roll(*map(int, base))
+                case [pid, ("commits" | "aborts") as word]:
+                    self.end(int(pid), commit=word == "commits")
+                case [count] if count.startswith("+"):
+                    self.skip(int(count))
+                case [who, *pairs] if who.endswith(":"):
+                    self.put(*pairs, pid=int(who.rstrip("t:")), txn="t" in who)
+                case [*pairs, time] if re.fullmatch(r"@[\d_]+", time):
+                    self.put(*pairs, times=[int(time[1:])] * len(pairs))
+                case pairs:
+                    self.put(*pairs)
+        return self
+
     def write(self, folder: Path, *, indexes: bool = False, index_interval_bytes: int = 4096) -> Path:
         """Adds the segments that are not written yet to a directory; without indexes Kafka, and we, rebuild them."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,6 +218,11 @@ class LogBuilder:
                 os.utime(log, ns=(mtime * 1_000_000, mtime * 1_000_000))
         self.written = len(self.segments)
         return name_topic(folder, self.topic_id)
+
+
+def log_of(script: str) -> LogBuilder:
+    """A log from offset 0 on, in the words of ``LogBuilder.add``."""
+    return LogBuilder().add(script)
 
 
 def _told(each: Batch) -> str:
@@ -239,6 +270,51 @@ class Life:
     def shape(self) -> list[str]:
         """One word per batch: ``0-3`` data, ``4-4C`` and ``5-5A`` markers, ``()`` around what is empty, ``!`` with a horizon."""
         return [_word(batch) for batch in self.batches()]
+
+
+LATER = 10**12
+_SHORT = {"first": "first_dirty_offset", "until": "first_uncleanable_offset", "retention": "delete_retention_ms"}
+
+
+def tell(scratch: Path, story: str) -> Life:
+    """A log's life in words: steps of ``LogBuilder.add``, and rounds with what must be left after each.
+
+    ``clean first=0 retention=5: 2-2A 3-3 | live 3:a=1 | index 2 | next 4`` has the options of a round, and what it leaves: ``shape``, live
+    records, the markers in the transaction index, the next dirty offset; each only where it is named.
+    """
+    log = LogBuilder()
+    life: Life | None = None
+    for line in filter(None, (line.partition("#")[0].strip() for line in story.splitlines())):
+        if not line.startswith("clean"):
+            log.add(line)
+            continue
+        life = life or Life(scratch, log)
+        options, _, expected = line.removeprefix("clean").partition(":")
+        pairs = (option.split("=") for option in options.split())
+        life.round(**{_SHORT.get(name, name): LATER if value == "LATER" else int(value) for name, value in pairs})
+        for part in expected.split("|") if expected else ():
+            name, _, _ = part.strip().partition(" ")
+            found: dict[str, Callable[[Life], Iterable[object]]] = {
+                "live": Life.live,
+                "index": lambda life: transaction_index(life.folder),
+                "next": lambda life: [life.next_dirty_offset],
+                "mapped": lambda life: [life.summary and life.summary.map_entries],
+                "bases": lambda life: [base for base, _ in (life.summary.segments if life.summary else ())],
+                "sequences": lambda life: [batch.base_sequence for batch in life.batches()],
+                "horizons": lambda life: [batch.horizon for batch in life.batches()],
+            }
+            seen = [name, *found[name](life)] if name in found else life.shape()
+            assert " ".join(map(str, seen)) == " ".join(part.split()), line
+    assert life is not None
+    return life
+
+
+def refused_cleaning(scratch: Path, log: LogBuilder, match: str = ".", **options: Any) -> BadData:
+    """What `clean` says of a log that it must not clean."""
+    with pytest.raises(BadData, match=match) as refused:
+        clean_log_directory(log.write(scratch / "log"), scratch / "out", OfflineCleanOptions(now_ms=1, **options))
+    assert not (scratch / "out").exists()
+    return refused.value
 
 
 def _word(batch: Batch) -> str:

@@ -35,12 +35,8 @@ def compacted_tier(folder: Path) -> TierCli:
     log.leader_epoch = 6
     for round_ in range(6):
         log.put(*(f"k{key}={round_}" for key in range(round_, 30)), pid=round_)
-        log.put("aborted=1", pid=90, txn=True)
-        log.abort(90)
-        log.put("k0")
-        log.roll()
-    log.put("open=1", pid=91, txn=True)
-    log.put("behind=1")
+        log.add("90t: aborted=1; 90 aborts; k0; /")
+    log.add("91t: open=1; behind=1")
     cli = TierCli(folder / "cli", {"cleaner": {"segment_bytes": 1500}})
     cli.named = "back-0"
     cli.bring(log.write(folder / "back-0"))
@@ -101,15 +97,11 @@ def tier_with_overlapping_transactions(folder: Path) -> tuple[TierCli, list[str]
     producers = range(100, 120)
     for number in producers:
         log.put(f"first-{number}=1", pid=number, txn=True)
-    log.roll()
-    log.put("hangs=1", pid=7, txn=True)
-    log.roll()
+    log.add("/; 7t: hangs=1; /")
     for number in producers:
         log.put(f"second-{number}=1", pid=number, txn=True)
         log.end(number, commit=number % 2 == 0)
-    log.put("hangs=2", pid=7, txn=True)
-    log.roll()
-    log.put("end=1")
+    log.add("7t: hangs=2; /; end=1")
     cli = TierCli(folder / "overlapping", named="overlapping-0")
     cli.bring(log.write(folder / "logs" / "overlapping-0"))
     committed = [f"{word}-{number}" for word in ("first", "second") for number in producers if number % 2 == 0]
@@ -118,20 +110,9 @@ def tier_with_overlapping_transactions(folder: Path) -> tuple[TierCli, list[str]
 
 def tier_with_a_damaged_marker(folder: Path, topic: str) -> tuple[TierCli, list[str]]:
     """Returns the keys that can be read and decided, too."""
-    log = LogBuilder(time=1_700_000_000_000)
-    log.put("aborted=1", pid=7, txn=True)
-    log.put("before=1")
-    log.roll()
-    log.put("between=1")
-    log.roll()
-    log.abort(7)
-    log.put("behind=1")
-    log.roll()
-    log.put("committed=1", pid=7, txn=True)
-    log.commit(7)
+    log = LogBuilder(time=1700000000000).add("7t: aborted=1; before=1; /; between=1; /; 7 aborts; behind=1; /; 7t: committed=1; 7 commits")
     log.put("later aborted=1", pid=8, txn=True)
-    log.abort(8)
-    log.put("end=1")
+    log.add("8 aborts; end=1")
     cli = TierCli(folder / topic, named=f"{topic}-0")
     cli.bring(log.write(folder / "logs" / f"{topic}-0"))
     (path,) = cli.tier.glob(f"{topic}-0/{3:020}-*.log")

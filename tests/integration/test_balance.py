@@ -13,7 +13,7 @@ from compactor.control.logs import PartitionLog
 from compactor.control.state import ControlLogState, PartitionState
 from compactor.model.segment import SegmentFile
 from compactor.records.encode import EncodedBatches, encode_cleaned_chunk
-from tests.builders import LZ4, LogBuilder
+from tests.builders import LZ4, LogBuilder, log_of
 from tests.plain_format import Batch
 from tests.support.damage import Damage, misbehave, settled
 from tests.support.tier_cli import TierCli, latest
@@ -119,10 +119,7 @@ def test_the_history_has_the_balance(cli: TierCli, gate: bool, engine: str, tmp_
     assert latest(cli.export(tmp_path / "after")) == before
     # What the last round left is what the next one finds.
     log = story()
-    log.roll()
-    log.put("a=4", "left-1=2")
-    log.roll()
-    log.put("last=2")
+    log.add("/; a=4 left-1=2; /; last=2")
     cli.bring(log.write(tmp_path / "longer", indexes=True))
     assert cli.run()["status"] == "cleaned"
     following = cli.do("runs", "list")["runs"][-1]
@@ -133,8 +130,7 @@ def test_the_history_has_the_balance(cli: TierCli, gate: bool, engine: str, tmp_
 
 def test_verify_deep_finds_another_valid_segment(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with the same offsets, size and times. That nothing is recorded of its bytes is as on a tier that brokers write."""
-    log = LogBuilder()
-    log.put("a=9", "b=9", "only-9=1", "too-9=1")
+    log = log_of("a=9 b=9 only-9=1 too-9=1")
     log.put("whole-9=1", "left-9=1", codec=LZ4)
     log.put("c=9", "x=1", pid=0, txn=True, codec=LZ4)
     log.end(0, commit=True)

@@ -11,7 +11,7 @@ import pytest
 from compactor.cli.main import entry
 from compactor.config.settings import SECTION_TYPES, setting_keys
 from compactor.storage.probe import MARKER
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.tier_cli import TierCli
 
 
@@ -90,8 +90,7 @@ def test_check_without_a_tier_is_a_usage_error(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_pattern_that_no_topic_matches_is_told(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     log.write(tmp_path / "orders-0")
     overrides = {'topics."order*"': {"bloom": False}, 'topics."ord.*"': {"bloom": True}}
     cli = TierCli(tmp_path / "a tier", overrides)

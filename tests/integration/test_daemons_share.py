@@ -9,7 +9,7 @@ from pathlib import Path
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.tier_cli import TierCli
 
 PARTITIONS, DAEMONS = 10, 4
@@ -18,9 +18,7 @@ PARTITIONS, DAEMONS = 10, 4
 def tier(folder: Path) -> TierCli:
     cli = TierCli(folder / "cli", {"publish": {"grace_ms": 0}, "lease": {"ttl_ms": 5_000}, "daemon": {"threads": 2}})
     for number in range(PARTITIONS):
-        log = LogBuilder()
-        log.put("a=1", "b=1")
-        log.put("a=2")
+        log = log_of("a=1 b=1; a=2")
         log.write(folder / "logs" / f"orders-{number}")
     cli.do("import", folder / "logs")
     return cli

@@ -13,7 +13,7 @@ from compactor.consumer import ConsumerOptions, Place, open_consumer
 from compactor.errors import BadData, UsageError
 from compactor.features.spark.datasource import parse_read_options
 from compactor.records.producers import parse_producer_snapshot_file
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.plain_format import read_batches
 from tests.support.tier_cli import Answer, TierCli, visible
 
@@ -155,19 +155,7 @@ def test_a_log_without_a_readable_batch_is_not_exported(cli: TierCli, tmp_path: 
 def test_an_export_withholds_records_of_transactions_that_cat_cannot_decide(harm: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """The abort marker of the transaction that began in the first segment is damaged; the second segment has nothing but data."""
     cli = TierCli(tmp_path / "cli")
-    log = LogBuilder()
-    log.put("aborted=1", pid=7, txn=True)
-    log.put("b=1")
-    log.roll()
-    log.put("c=1")
-    log.roll()
-    log.abort(7)
-    log.put("d=1")
-    log.roll()
-    log.put("e=1", pid=7, txn=True)
-    log.commit(7)
-    log.put("f=1", pid=8, txn=True)
-    log.abort(8)
+    log = log_of("7t: aborted=1; b=1; /; c=1; /; 7 aborts; d=1; /; 7t: e=1; 7 commits; 8t: f=1; 8 aborts")
     cli.bring(log.write(tmp_path / "log" / "orders-0"))
     (path,) = cli.tier.glob(f"orders-0/{3:020}-*.log")
     data = bytearray(path.read_bytes())
@@ -189,11 +177,7 @@ def test_an_export_withholds_records_of_transactions_that_cat_cannot_decide(harm
 
 def test_a_rescued_log_keeps_its_open_transaction_open(tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "cli")
-    log = LogBuilder()
-    log.put("a=1")
-    log.roll()
-    log.put("b=1")
-    log.put("open=1", pid=7, txn=True)
+    log = log_of("a=1; /; b=1; 7t: open=1")
     cli.bring(log.write(tmp_path / "log" / "orders-0"))
     (path,) = cli.tier.glob(f"orders-0/{0:020}-*.log")
     path.unlink()
@@ -204,15 +188,7 @@ def test_a_rescued_log_keeps_its_open_transaction_open(tmp_path: Path) -> None:
 
 def test_records_whose_transaction_cannot_be_decided_are_left_out(tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "cli")
-    log = LogBuilder()
-    log.put("a=1", pid=7, txn=True)
-    log.put("b=1")
-    log.roll()
-    log.abort(7)
-    log.put("c=1")
-    log.roll()
-    log.put("d=1", pid=7, txn=True)
-    log.commit(7)
+    log = log_of("7t: a=1; b=1; /; 7 aborts; c=1; /; 7t: d=1; 7 commits")
     cli.bring(log.write(tmp_path / "log" / "orders-0"))
     (path,) = cli.tier.glob(f"orders-0/{2:020}-*.log")
     data = bytearray(path.read_bytes())

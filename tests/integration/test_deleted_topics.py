@@ -67,8 +67,7 @@ class Clocked:
 def cli(tmp_path: Path) -> TierCli:
     """A tier with a topic of a recorded cluster, whose removed topics are deleted after five hours."""
     cli = TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}})
-    log = LogBuilder(topic_id=ID)
-    log.put("a=1", "b=2")
+    log = LogBuilder(topic_id=ID).add("a=1 b=2")
     cli.bring(log.write(tmp_path / "log"))
     cli.set(
         kafka={"bootstrap_servers": "127.0.0.1:1"},

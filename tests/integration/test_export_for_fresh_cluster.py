@@ -9,7 +9,7 @@ import pytest
 from compactor.records.batches import memory_map_file, parse_batch_headers
 from compactor.records.indexes import offset_index_problem, time_index_problem
 from compactor.records.producers import parse_producer_snapshot_file
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.plain_format import read_batches
 from tests.support.tier_cli import TierCli, batches_of, visible
 
@@ -21,12 +21,7 @@ def cli(tmp_path: Path) -> TierCli:
     """Two segments under leader epoch 6; in the second one a transaction begins at offset 5 and is still open."""
     log = LogBuilder()
     log.leader_epoch = 6
-    log.put("a=1", "b=1", pid=3)
-    log.roll()
-    log.put("c=1", pid=3)
-    log.put("d=1", "e=1", pid=3)
-    log.put("open=1", pid=4, txn=True)
-    log.put("f=1")
+    log.add("3: a=1 b=1; /; 3: c=1; 3: d=1 e=1; 4t: open=1; f=1")
     made = TierCli(tmp_path / "cli")
     made.bring(log.write(tmp_path / "orders-0"))
     return made
@@ -73,8 +68,7 @@ def test_one_hanging_transaction_takes_nothing_from_those_that_overlap_it(tmp_pa
         log.put(f"second-{number}=1", pid=number, txn=True)
     for number in producers:
         log.end(number, commit=number % 2 == 0)
-    log.put("hangs-3=1", pid=7, txn=True)
-    log.put("end=1")
+    log.add("7t: hangs-3=1; end=1")
     cli = TierCli(tmp_path / "cli")
     cli.bring(log.write(tmp_path / "orders-0"))
     for _ in range(rounds):
@@ -99,8 +93,7 @@ def indexes_valid(folder: Path) -> None:
 
 
 def test_a_log_of_open_transactions_only_is_refused(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("open=1", pid=4, txn=True)
+    log = log_of("4t: open=1")
     cli = TierCli(tmp_path / "cli")
     cli.bring(log.write(tmp_path / "orders-0"))
     assert cli.ask("export", "orders-0", tmp_path / "out", "--leader-epoch-zero").code == 2

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from compactor.adapters.stores.hdfs import HdfsStore
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.integration.test_s3_bad_input import VICTIM, Scene
 from tests.support.bucket_cli import BucketCli, Minutes, through
 from tests.support.cloud_servers import CloudBucket, Namenodes, new_hdfs_directory, running_namenodes
@@ -111,8 +111,7 @@ def test_the_rpc_port_is_no_webhdfs(tmp_path: Path, namenodes: Namenodes, proxie
     cli = through(tmp_path / "cli", proxied)
     cli.set(hdfs={"webhdfs_url": namenodes.rpc})
     assert_one_line(cli, "what answers there is not WebHDFS", "not its RPC port")
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     answer = cli.ask("import", log.write(tmp_path / "log"), "--topic", "orders", "--partition", 0)
     assert (answer.code, "not its RPC port" in answer.stderr) == (5, True)
 

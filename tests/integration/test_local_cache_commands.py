@@ -10,7 +10,7 @@ import pytest
 
 from compactor.control.summary import encode_summary
 from compactor.local.cache import LocalState
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.support.tier_cli import TierCli
 
 
@@ -104,14 +104,12 @@ def test_another_machine_that_knows_an_older_tier_does_the_right_thing(cli: Tier
 @pytest.mark.damages
 @pytest.mark.parametrize("known", [False, True])
 def test_a_partition_whose_log_cannot_be_read_stands_for_itself(cli: TierCli, tmp_path: Path, known: bool) -> None:
-    other = LogBuilder()
-    other.put("a=1", "a=2")
+    other = log_of("a=1 a=2")
     cli.named = "orders-1"
     cli.bring(other.write(tmp_path / "other"))
     if known:
         cli.do("topics")
-        more = LogBuilder(2)
-        more.put("a=3")
+        more = LogBuilder(2).add("a=3")
         cli.bring(more.write(tmp_path / "more"))
     record = max((cli.tier / ".tiered-compactor" / "partitions" / "orders-1" / "log").glob("*.json"))
     record.write_bytes(record.read_bytes()[:-9])

@@ -28,7 +28,7 @@ from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify import verify_partition
 from compactor.views.explain import explain_key, explain_offset, explain_partition
 from compactor.views.forecast import forecast_next_round
-from tests.builders import LZ4, LogBuilder, read
+from tests.builders import LZ4, LogBuilder, log_of, read
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 10_000_000_000_000
@@ -50,12 +50,7 @@ def imported(tier: Tier, folder: Path) -> LogBuilder:
     """Offsets 0..4 in one segment (two batches, the first one compressed), 5..7 in the next, 8..9 in the newest."""
     log = LogBuilder(time=1_000)
     log.put("a=0", "b=1", "c=2", codec=LZ4)
-    log.put("a=3", "d=4")
-    log.roll()
-    log.put("b=5", "e=6", "e=7")
-    log.roll()
-    log.put("c=8", "f=9")
-    log.roll()
+    log.add("a=3 d=4; /; b=5 e=6 e=7; /; c=8 f=9; /")
     bring(tier, log, folder)
     return log
 
@@ -109,8 +104,7 @@ def test_a_consumer_below_the_log_start_goes_on_by_its_offset_reset(tier: Tier, 
             (message,) = [message for _ in range(100) for message in consumer.consume(5, timeout=REFRESH_S)]
             assert "OFFSET_OUT_OF_RANGE" in str(message.error())
             assert f"the tier begins at {start}" in str(message.error())
-    log.put("g=10")
-    log.roll()
+    log.add("g=10; /")
     bring(tier, log, tmp_path)
     assert offsets(tier) == [10]
 
@@ -148,11 +142,7 @@ def test_a_round_treats_a_segment_that_the_log_start_divides_as_a_whole(tier: Ti
 
 
 def test_records_below_the_log_start_that_nothing_supersedes_stay_in_their_segment(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("only=0", "a=1", "a=2", "b=3")
-    log.roll()
-    log.put("b=4", "c=5")
-    log.roll()
+    log = log_of("only=0 a=1 a=2 b=3; /; b=4 c=5; /")
     bring(tier, log, tmp_path)
     content = state_of(tier).live[0].records
     assert content == 4
@@ -229,16 +219,13 @@ def test_explain_says_when_the_next_segment_expires(tmp_path: Path) -> None:
 def test_a_marker_whose_data_have_expired_goes_like_any_orphan(tmp_path: Path) -> None:
     """The data of a transaction expire, its marker stays until its delete horizon, and no round misses the data."""
     tier = opened(tmp_path, "delete_retention_ms = 1000")
-    log = LogBuilder()
-    log.put("a=0", "b=1", pid=7, txn=True)
-    log.roll()
+    log = log_of("7t: a=0 b=1; /")
     log.end(7, commit=True)
     log.put("c=3", pid=8, txn=True)
     log.end(8, commit=False)
     log.put("d=5", pid=7, txn=True)
     log.end(7, commit=True)
-    log.put("e=7")
-    log.roll()
+    log.add("e=7; /")
     bring(tier, log, tmp_path)
     raised(tier, 2)
     assert [segment.start_offset for segment in state_of(tier).live] == [2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from compactor.cli.main import entry
-from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder
+from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, log_of
 from tests.support.tier_cli import TierCli, batches_of, contents, latest, visible
 
 pytestmark = pytest.mark.quick
@@ -38,8 +38,7 @@ def write_log(folder: Path, start: int = 0, rounds: int = 3, time_ms: int = 1_00
         log.put("b=1", "b=2", "c", codec=codec)
         log.put("a=aborted", pid=7, txn=True, codec=codec)
         log.put(f"a={number}", f"e{number}=1", pid=8, txn=True, codec=codec)
-        log.abort(7)
-        log.commit(8)
+        log.add("7 aborts; 8 commits")
     return log.write(folder)
 
 
@@ -143,16 +142,10 @@ def test_the_same_import_again_is_no_news(cli: TierCli, tmp_path: Path) -> None:
 
 def test_a_transaction_that_crosses_two_imports(cli: TierCli, tmp_path: Path) -> None:
     """Its beginning is known from the first import only: consumers of the second must not see what was aborted."""
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.put("a=aborted", pid=7, txn=True)
-    log.put("b=committed", pid=8, txn=True)
+    log = log_of("a=1 b=1; 7t: a=aborted; 8t: b=committed")
     cli.bring(log.write(tmp_path / "one"))
     assert cli.run()["status"] == "nothing_to_do"  # nothing of it is decided
-    log.roll()
-    log.put("c=1")
-    log.abort(7)
-    log.commit(8)
+    log.add("/; c=1; 7 aborts; 8 commits")
     cli.bring(log.write(tmp_path / "two"))
     before = cli.export(tmp_path / "before")
     assert latest(before) == {b"a": b"1", b"b": b"committed", b"c": b"1"}
@@ -163,12 +156,7 @@ def test_a_transaction_that_crosses_two_imports(cli: TierCli, tmp_path: Path) ->
 
 
 def test_an_open_transaction_holds_the_round_back(cli: TierCli, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "a=2")
-    log.roll()
-    log.put("a=3", pid=7, txn=True)
-    log.roll()
-    log.put("a=4", "a=5")
+    log = log_of("a=1 a=2; /; 7t: a=3; /; a=4 a=5")
     cli.bring(log.write(tmp_path / "log"))
     row = cli.run()
     assert (row["status"], row["next_dirty_offset"]) == ("cleaned", 2)
@@ -195,8 +183,7 @@ def test_zero_byte_segments(empty: str, cli: TierCli, tmp_path: Path) -> None:
     assert cli.run()["next_dirty_offset"] == end + 1
     assert latest(cli.export(tmp_path / "after")) == {b"a": b"2", b"b": b"1"}
     assert cli.do("verify")["ok"]
-    log = LogBuilder(end + 1)
-    log.put("a=3")
+    log = LogBuilder(end + 1).add("a=3")
     cli.bring(log.write(tmp_path / "next"))
     assert latest(cli.export(tmp_path / "end")) == {b"a": b"3", b"b": b"1"}
 

@@ -14,7 +14,7 @@ from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.local import LocalStore
-from tests.builders import LZ4, LogBuilder
+from tests.builders import LZ4, LogBuilder, log_of
 from tests.support.tier_cli import TierCli, batches_of, latest, visible
 
 pytestmark = pytest.mark.quick
@@ -43,18 +43,7 @@ def keys(folder: Path) -> list[str]:
 def test_a_new_segment_knows_the_transaction_that_is_open_at_its_end(cli: TierCli, tmp_path: Path) -> None:
     """A truncation may make it the newest one, and nothing is cleaned from the first offset of an open transaction on."""
     cli.set(cleaner={"segment_bytes": 14})  # a group for each segment
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("a=2")
-    log.put("t=1", pid=7, txn=True)
-    log.roll()
-    log.put("b=1", "b=2")
-    log.roll()
-    log.commit(7)
-    log.put("u=1", pid=8, txn=True)
-    log.roll()
-    log.commit(8)
-    log.put("c=1")
+    log = log_of("a=1; a=2; 7t: t=1; /; b=1 b=2; /; 7 commits; 8t: u=1; /; 8 commits; c=1")
     cli.bring(log.write(tmp_path / "log"))
     before = [segment.open_txn_offset for segment in live(cli)]
     assert before == [2, 2, 6, -1]
@@ -69,13 +58,7 @@ def live(cli: TierCli) -> tuple[RemoteLogSegmentMetadata, ...]:
 
 
 def test_deletes_go_when_their_time_has_come(cli: TierCli, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1", "c=1")
-    log.put("a", "d=1")
-    log.put("b=2", pid=7, txn=True)
-    log.commit(7)
-    log.roll()
-    log.put("b=3")
+    log = log_of("a=1 b=1 c=1; a d=1; 7t: b=2; 7 commits; /; b=3")
     log.put("c", codec=LZ4)
     cli.bring(log.write(tmp_path / "log"))
     assert cli.run("--now", NOW)["status"] == "cleaned"
@@ -101,8 +84,7 @@ def test_deletes_go_when_their_time_has_come(cli: TierCli, tmp_path: Path) -> No
 
 def test_readers_follow_the_view(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an export is about to read is replaced and deleted: it begins anew, with the compacted view."""
-    log = LogBuilder()
-    log.put("a=1", "a=2")
+    log = log_of("a=1 a=2")
     cli.bring(log.write(tmp_path / "log"))
     download, moved = LocalStore.download, list[bool]()
 
@@ -139,18 +121,15 @@ def test_a_map_budget_that_is_too_small_and_then_is_not(cli: TierCli, tmp_path: 
 def test_logs_of_which_nothing_stays(what: str, cli: TierCli, tmp_path: Path) -> None:
     log = LogBuilder()
     if what == "an aborted transaction":
-        log.put("a=1", "b=1", pid=7, txn=True)
-        log.abort(7)
+        log.add("7t: a=1 b=1; 7 aborts")
     elif what == "markers":
-        log.commit(7)
-        log.abort(8)
+        log.add("7 commits; 8 aborts")
     elif what == "no keys":
         log.put("=1", "=2")
     else:
         log.put("a=1", "b=1", offsets=(0, 1), last_offset=5)
         log.put("a=2", "b=2")
-    log.roll()
-    log.put("z=1")
+    log.add("/; z=1")
     cli.set(cleaner={"delete_retention_ms": 0, "producer_id_expiration_ms": 1, "keyless_records": "drop"})
     cli.bring(log.write(tmp_path / "log"))
     for moment in range(3):
@@ -160,16 +139,14 @@ def test_logs_of_which_nothing_stays(what: str, cli: TierCli, tmp_path: Path) ->
     assert cli.run("--now", NOW + 3)["status"] == "nothing_to_do"
     assert cli.do("topics")["partitions"][0]["end_offset"] == log.next_offset - 1
     assert cli.do("verify")["ok"]
-    more = LogBuilder(log.next_offset)
-    more.put("z=2")
+    more = LogBuilder(log.next_offset).add("z=2")
     cli.bring(more.write(tmp_path / "more"))
     assert latest(cli.export(tmp_path / "end")) == latest(after) | {b"z": b"2"}
 
 
 def test_many_first_imports_at_once(cli: TierCli, tmp_path: Path) -> None:
     """Four processes find no tier and make one: there is one, and it holds four partitions."""
-    log = LogBuilder()
-    log.put("a=1", "b=2")
+    log = log_of("a=1 b=2")
     log_dir = log.write(tmp_path / "log")
     command = [sys.executable, "-m", "compactor", "import", str(log_dir), "--topic", "orders", "--config", str(cli.config), "--partition"]
     processes = [
@@ -182,8 +159,7 @@ def test_many_first_imports_at_once(cli: TierCli, tmp_path: Path) -> None:
 
 
 def test_topics_with_dashes_and_dots(cli: TierCli, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "a=2")
+    log = log_of("a=1 a=2")
     log_dir = log.write(tmp_path / "log")
     for name in ("a-b-0", "a-0-7", "A.b_c-12"):
         cli.named = name

@@ -31,8 +31,7 @@ def cli(tmp_path: Path) -> TierCli:
             log.roll()
         for _ in range(3):
             log.put("a=1", "b=2")
-        log.put("c=3", pid=7, txn=True)
-        log.abort(7)
+        log.add("7t: c=3; 7 aborts")
     cli.bring(log.write(tmp_path / "log"))
     return cli
 
@@ -216,11 +215,7 @@ def test_one_segment_at_a_time_within_the_disk_budget(cli: TierCli) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> SourceSegment:
-    log = LogBuilder(10)
-    log.put("a=1", "b=1")
-    log.put("a=2", pid=7, txn=True)
-    log.abort(7)
-    log.commit(8)
+    log = LogBuilder(10).add("a=1 b=1; 7t: a=2; 7 aborts; 8 commits")
     (path,) = log.write(tmp_path / "log").glob("*.log")
     return open_source_segment(0, path, 10, 20, 0, -1, 1 << 20)
 

@@ -27,8 +27,7 @@ def cli(tmp_path: Path) -> TierCli:
     log.put("old-0-0=1", "old-0-0=2")
     cli.bring(log.write(tmp_path / "log"))
     assert cli.run()["status"] == "cleaned"
-    more = LogBuilder(next_offset=log.next_offset)
-    more.put("new=1", "new=2")
+    more = LogBuilder(next_offset=log.next_offset).add("new=1 new=2")
     cli.bring(more.write(tmp_path / "more"))
     assert cli.run()["segments_skipped"] > 0
     return cli

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.tier_cli import TierCli
 
 TOPIC_ID = "Cw1Xo_0TTbyOq8tnF0nqTA"
@@ -28,8 +28,7 @@ def test_a_place_of_brokers_is_named_as_such(tmp_path: Path, key: str, what: str
     file = root / key
     file.parent.mkdir(parents=True)
     file.write_bytes(b"")
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     taken = cli.ask("import", log.write(tmp_path / "orders-0"), "--topic", "orders", "--partition", 0)
     for answer in (cli.ask("topics"), taken):
         assert (answer.code, what in answer.stderr, hint in answer.stderr) == (2, True, True), answer.stderr

@@ -22,8 +22,7 @@ def cli(tmp_path: Path) -> TierCli:
     for number in range(400):
         log.put(f"k{number}=" + "x" * 200)
     log.put(*(f"t{number}" for number in range(20)))
-    log.roll()
-    log.put("b=1")
+    log.add("/; b=1")
     made.bring(log.write(tmp_path / "orders-0"))
     assert made.run("--now", "1970-01-01T10:00:00Z")["status"] == "cleaned"
     return made

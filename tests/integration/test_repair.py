@@ -19,7 +19,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.upkeep.repair import DirectoryRepairSource, repair_partition
-from tests.builders import TOPIC_ID, LogBuilder, name_topic
+from tests.builders import TOPIC_ID, LogBuilder, log_of, name_topic
 from tests.features.imports.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible
 
@@ -34,8 +34,7 @@ def log_dir(tmp_path: Path) -> Path:
             log.roll()
         for _ in range(3):
             log.put("a=1", "b=2", f"only-{number}=1")
-        log.put("c=3", pid=7, txn=True)
-        log.abort(7)
+        log.add("7t: c=3; 7 aborts")
     return log.write(tmp_path / "logs" / "orders-0")
 
 
@@ -110,14 +109,7 @@ def test_a_damaged_index_needs_no_source_but_the_log_beside_it(cli: TierCli) -> 
 @pytest.fixture
 def open_transactions(tmp_path: Path) -> TierCli:
     """Pid 7's transaction begins at offset 1, in the second of four segments, and is never decided."""
-    log = LogBuilder()
-    log.put("p=old", pid=5)
-    log.roll()
-    log.put("p=undecided", pid=7, txn=True)
-    log.roll()
-    log.put("b=1", pid=6)
-    log.roll()
-    log.put("c=1", pid=6)
+    log = log_of("5: p=old; /; 7t: p=undecided; /; 6: b=1; /; 6: c=1")
     cli = TierCli(tmp_path / "open", {"publish": {"grace_ms": 0}})
     cli.bring(log.write(tmp_path / "open-logs" / "orders-0"))
     return cli
@@ -199,8 +191,7 @@ def test_a_log_with_other_bytes_is_refused_and_nothing_is_changed(cli: TierCli, 
             other.roll()
         for _ in range(3):
             other.put("a=1", "b=X", f"only-{number}=1")
-        other.put("c=3", pid=7, txn=True)
-        other.abort(7)
+        other.add("7t: c=3; 7 aborts")
     wrong = other.write(tmp_path / "wrong" / "orders-0")
     objects(cli, "log")[0].unlink()
     flip(objects(cli, "log")[1])

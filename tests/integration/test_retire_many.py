@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.tier_cli import TierCli
 
 PARTITIONS = MAX_UNHINTED_INSPECTIONS + 4
@@ -14,9 +14,7 @@ PARTITIONS = MAX_UNHINTED_INSPECTIONS + 4
 def test_what_is_idle_is_left_alone_until_something_is_written(tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}})
     for number in range(PARTITIONS):
-        log = LogBuilder()
-        log.put("a=1")
-        log.put("a=2")
+        log = log_of("a=1; a=2")
         log.write(tmp_path / "logs" / f"orders-{number}")
     cli.do("import", tmp_path / "logs")
     first = cli.do("retire")

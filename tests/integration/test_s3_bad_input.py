@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.support.bucket_cli import Minutes, through
 from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import GrowingLog
@@ -111,8 +111,7 @@ def test_a_bucket_that_does_not_exist(tmp_path: Path, proxied_bucket: tuple[Faul
     cli = through(tmp_path / "cli", proxied_bucket)
     url = re.sub("/test-[0-9a-f]+/", "/no-such-bucket-at-all/", cli.bucket.url)
     cli.set(tier={"url": url})
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     folder = log.write(tmp_path / "log")
     for command in (["topics"], ["plan"], ["run"], ["verify"], ["retire"], ["import", folder, "--topic", "t", "--partition", "0"]):
         answer = cli.ask(*command)

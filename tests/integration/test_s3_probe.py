@@ -22,7 +22,7 @@ from compactor.storage.port import ObjectInfo
 from compactor.storage.probe import MARKER, ConditionalCreateCheck, find_unsafe_concurrent_creates, probe_store
 from compactor.storage.settings import RetrySettings
 from compactor.storage.wrappers import RequestCounters
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.bucket_cli import BucketCli
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.memory_store import Clock, MemoryStore
@@ -292,8 +292,7 @@ class TestLeastPolicy:
 def test_a_server_that_completes_uploads_over_existing_objects_is_refused(gofakes3_bucket: Bucket, tmp_path: Path) -> None:
     """gofakes3 creates objects of one request only if their key is free, and ignores the condition when an upload is completed."""
     cli = BucketCli(tmp_path / "cli", gofakes3_bucket)
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     answer = cli.ask("import", log.write(tmp_path / "orders-0"), "--topic", "orders", "--partition", 0)
     assert (answer.code, cli.objects()) == (StoreError.exit_code, {}), "although so small a log needs no upload in parts"
     assert "an upload in parts wrote over an existing object" in answer.error["message"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.storage.settings import TransferSettings
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
 
@@ -28,10 +28,7 @@ def test_new_objects_have_the_storage_class_that_is_set(wanted: str, s3_bucket: 
 def test_segments_have_the_class_of_the_settings_and_control_records_do_not(s3_bucket: Bucket, tmp_path: Path) -> None:
     cli = BucketCli(tmp_path / "cli", s3_bucket)
     cli.set(s3={**s3_bucket.sections()["s3"], "storage_class": "GLACIER_IR"})
-    log = LogBuilder()
-    log.put("a=1")
-    log.roll()
-    log.put("a=2")
+    log = log_of("a=1; /; a=2")
     cli.bring(log.write(tmp_path / "orders-0"))
     cli.do("run", "--force")
     listed = s3_bucket.server.client().list_objects_v2(Bucket=s3_bucket.name)["Contents"]

@@ -138,12 +138,9 @@ def test_a_disk_budget_that_is_too_small_is_told_before_the_first_run_and_after_
 
 def test_a_transaction_that_hangs_needs_a_person_and_one_that_may_end_does_not(tmp_path: Path) -> None:
     began_ms = int(time.time() * 1000) - 30 * DAY_MS
-    log = LogBuilder(time=began_ms)
-    log.put("a=1", "a=2")
-    log.roll()
+    log = LogBuilder(time=began_ms).add("a=1 a=2; /")
     began = log.put("a=3", pid=4711, txn=True)
-    log.roll()
-    log.put("a=4", "a=5")
+    log.add("/; a=4 a=5")
     made = Deployment(tmp_path)
     made.bring(log.write(tmp_path / "log"))
     made.do("run", "--force")
@@ -168,11 +165,9 @@ def test_a_transaction_that_hangs_needs_a_person_and_one_that_may_end_does_not(t
 
 def test_times_in_microseconds_are_counted_and_shown_as_dates(tmp_path: Path) -> None:
     now_ms = int(time.time() * 1000)
-    log = LogBuilder(time=now_ms - DAY_MS)
-    log.put("a=1", "a=2")
+    log = LogBuilder(time=now_ms - DAY_MS).add("a=1 a=2")
     log.put("b=1", "c=1", times=(1_795_900_229_511_001, 1_795_900_229_511_000))
-    log.roll()
-    log.put("a=3")
+    log.add("/; a=3")
     made = Deployment(tmp_path)
     answer = made.ask("import", log.write(tmp_path / "log"), "--topic", "orders", "--partition", "0")
     assert "2 records of orders-0 have times more than a day ahead" in answer.stderr

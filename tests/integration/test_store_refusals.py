@@ -14,7 +14,7 @@ import pytest
 from compactor.errors import CannotCopy
 from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
 from compactor.storage.settings import RetrySettings, TransferSettings
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.integration.test_s3_bad_input import BYSTANDER, VICTIM, Scene
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket, CloudBucket
@@ -111,10 +111,7 @@ def test_copies_that_azure_refuses_are_sent_instead(azure_container: CloudBucket
 def versity_cli(versity_bucket: Bucket, tmp_path: Path) -> BucketCli:
     """A tier with a partition that is due, on a server that checks signatures."""
     cli = BucketCli(tmp_path / "cli", versity_bucket)
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.roll()
-    log.put("a=2")
+    log = log_of("a=1 b=1; /; a=2")
     cli.bring(log.write(tmp_path / "log"))
     return cli
 

@@ -110,8 +110,7 @@ def test_topics_that_begin_with_two_underscores_are_named_once_as_left_out(scene
 def test_an_import_records_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     monkeypatch.setattr(import_command, "create_topic_ids_query", lambda _: lambda topics: ClusterTopicIds("cluster", {"orders": ID}))
     monkeypatch.setattr(import_command, "create_topic_settings_query", lambda _: lambda topics: {"orders": LAG if allowed else None})
-    log = LogBuilder(topic_id=ID)
-    log.put("a=1", "a=2")
+    log = LogBuilder(topic_id=ID).add("a=1 a=2")
     cli = Deployment(tmp_path)
     answer = cli.ask("import", log.write(tmp_path / "log"), "--topic", "orders", "--partition", 0)
     assert answer.code == 0

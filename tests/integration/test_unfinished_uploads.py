@@ -12,7 +12,7 @@ from compactor.config.settings import Settings
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED
 from compactor.storage.settings import TransferSettings
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
 from tests.support.tier_cli import TierCli
@@ -21,8 +21,7 @@ HOUR = 3_600_000
 
 
 def bring(cli: TierCli, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=2")
+    log = log_of("a=1 b=2")
     cli.bring(log.write(tmp_path / "orders-0"))
 
 

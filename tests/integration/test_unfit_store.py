@@ -12,7 +12,7 @@ from compactor.errors import StoreError
 from compactor.storage.schemes import store_kind
 from compactor.web.console import RequestRouter
 from compactor.web.pages import AgentPages
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import CONDITIONS, FaultProxy
@@ -34,10 +34,7 @@ def cli(tmp_path: Path, proxied_bucket: tuple[FaultProxy, AnyBucket]) -> BucketC
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    made = LogBuilder()
-    made.put("a=1", "b=2")
-    made.roll()
-    made.put("a=3")
+    made = log_of("a=1 b=2; /; a=3")
     return made.write(tmp_path / "orders-0")
 
 

@@ -10,7 +10,7 @@ import pytest
 from compactor.control.leadership import hold_leadership
 from compactor.control.ports import LeaseDurations
 from compactor.model.ids import TopicPartition
-from tests.builders import LZ4, LogBuilder
+from tests.builders import LZ4, LogBuilder, log_of
 from tests.support.deployment import Deployment
 
 HOUR = 3_600_000
@@ -19,13 +19,9 @@ HOUR = 3_600_000
 @pytest.fixture
 def log() -> LogBuilder:
     """Offsets 0 to 6: a twice, a tombstone of t, an aborted c, a record without a key."""
-    made = LogBuilder()
-    made.put("a=1", "b=1")
+    made = log_of("a=1 b=1")
     made.put("a=2", codec=LZ4)
-    made.put("t")
-    made.put("c=9", pid=7, txn=True)
-    made.abort(7)
-    made.put("=x")
+    made.add("t; 7t: c=9; 7 aborts; =x")
     return made
 
 
@@ -41,9 +37,7 @@ def cleaned(tmp_path: Path, log: LogBuilder) -> Deployment:
 @pytest.fixture
 def grown(cleaned: Deployment, log: LogBuilder) -> Deployment:
     """Two more segments that nobody has cleaned: a third a (7), and a transaction that does not end (8)."""
-    log.put("a=3")
-    log.roll()
-    log.put("d=1", pid=8, txn=True)
+    log.add("a=3; /; 8t: d=1")
     cleaned.bring(log.write(cleaned.folder / "part-2"))
     return cleaned
 

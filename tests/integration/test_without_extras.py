@@ -51,8 +51,7 @@ def log_dir(tmp_path: Path) -> Path:
     log = LogBuilder()
     for number in range(6):
         log.put(f"{number % 2}=value", f"{number % 3}=other")
-    log.roll()
-    log.put("9=active")
+    log.add("/; 9=active")
     folder = tmp_path / "orders-0"
     log.write(folder)
     return folder

@@ -14,7 +14,7 @@ from compactor.cleaner.gate.gate import CleanedSegmentCheckParameters, Gate
 from compactor.cleaner.gate.parser import LatestRecordTable
 from compactor.cleaner.offline import open_for_round
 from compactor.cleaner.source import SourceSegment
-from tests.builders import LZ4, NONE, LogBuilder
+from tests.builders import LZ4, NONE, LogBuilder, log_of
 from tests.support.damage import AMPLE, GATE_KEY, Round
 from tests.support.depth import examples
 
@@ -80,11 +80,7 @@ def test_gate_knows_outcomes_from_the_end_as_from_the_beginning(made: tuple[LogB
 
 
 def test_gate_refuses_a_fold_that_differs_from_what_it_read_from_the_end(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", pid=1, txn=True)
-    log.roll()
-    log.abort(1)
-    log.put("b=1")
+    log = log_of("1t: a=1; /; 1 aborts; b=1")
     request = {"now_ms": 1_000_000, "first_uncleanable_offset": 1}
     round_ = Round.of(log.write(tmp_path / "log"), tmp_path / "out", request)
     gate, sources = gate_of(round_)

@@ -29,9 +29,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if number:
             log.roll()
         log.leader_epoch = number // 2
-        log.put("a=1", "b=2", pid=1, txn=True)
-        log.put("a=2", "c=2", pid=2, txn=True)
-        log.abort(1)
+        log.add("1t: a=1 b=2; 2t: a=2 c=2; 1 aborts")
         log.put("d=1", "e=" + "x" * 6_000, codec=(NONE, GZIP)[number % 2])
         log.end(2, commit=number % 2 == 0)
         log.put("a=3", pid=1, txn=True)

@@ -18,7 +18,7 @@ from compactor.cleaner.source import open_source_segment, segment_of_batch_range
 from compactor.cleaner.worker_threads import WorkerThreads
 from compactor.errors import BadData
 from compactor.records.producers import ProducerStates
-from tests.builders import GZIP, LZ4, NONE, LogBuilder
+from tests.builders import GZIP, LZ4, NONE, LogBuilder, log_of
 from tests.support.depth import examples
 
 LIMIT = 1 << 20
@@ -206,10 +206,7 @@ def test_bad_data_gives_the_disk_back(tmp_path: Path) -> None:
 
 def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp_path: Path) -> None:
     """Brokers have tiered again what follows, and the source that is cut there has no batch left before the cut."""
-    log = LogBuilder()
-    log.put("a=1")
-    log.roll()
-    log.put("b=1")
+    log = log_of("a=1; /; b=1")
     log.write(tmp_path / "log")
     opened = Log(tmp_path, 0, 1)
     cut = segment_of_batch_range(opened.sources[1], 0, 0, 1, 2)

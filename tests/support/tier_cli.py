@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from compactor.cli.main import entry
 from compactor.cli.output import SCHEMA_VERSION
 from compactor.storage.schemes import STORE_KINDS
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, transaction_index
 from tests.support.waiting import wait_for
@@ -199,10 +199,7 @@ def latest(folder: Path) -> dict[bytes, bytes]:
 def tier_of_two_segments(folder: Path) -> TierCli:
     """A tier below ``folder`` that holds orders-0: a sealed segment with keys a and b, and one that replaces a."""
     made = TierCli(folder / "cli")
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.roll()
-    log.put("a=2")
+    log = log_of("a=1 b=1; /; a=2")
     made.bring(log.write(folder / "orders-0"))
     return made
 

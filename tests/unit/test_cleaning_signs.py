@@ -21,35 +21,28 @@ def signs(log: LogBuilder, folder: Path) -> list[str]:
 
 @pytest.fixture
 def log() -> LogBuilder:
-    made = LogBuilder(20)
-    made.put("a=1", "b=1")
-    return made
+    return LogBuilder(20).add("a=1 b=1")
 
 
 def test_consecutive_offsets_are_none(log: LogBuilder, tmp_path: Path) -> None:
     log.put("c", pid=7, txn=True, codec=GZIP)
-    log.abort(7)
-    log.roll()
+    log.add("7 aborts; /")
     log.put("=1", sequence=90, pid=8)  # the sequences before it expired with their producer
     assert signs(log, tmp_path) == []
 
 
 def test_offsets_missing_between_batches_are_one(log: LogBuilder, tmp_path: Path) -> None:
-    log.skip(3)
-    log.put("c=1")
+    log.add("+3; c=1")
     assert signs(log, tmp_path) == ["missing 22-24 20"]
 
 
 def test_offsets_missing_at_the_beginning_of_a_segment_are_one(log: LogBuilder, tmp_path: Path) -> None:
-    log.roll()
-    log.skip(1)
-    log.put("c=1")
+    log.add("/; +1; c=1")
     assert signs(log, tmp_path) == ["missing 22-22 22"]
 
 
 def test_offsets_missing_at_the_end_of_a_segment_are_one_that_a_lost_file_leaves_too(log: LogBuilder, tmp_path: Path) -> None:
-    log.roll(25)
-    log.put("c=1")
+    log.add("/ 25; c=1")
     assert signs(log, tmp_path) == ["boundary 22-24 20"]
 
 
@@ -67,16 +60,13 @@ def test_a_delete_horizon_is_one(log: LogBuilder, tmp_path: Path) -> None:
 
 
 def test_zero_byte_segments_at_the_end_are_none(log: LogBuilder, tmp_path: Path) -> None:
-    log.roll()
-    log.roll(30)
+    log.add("/; / 30")
     assert signs(log, tmp_path) == []
 
 
 def test_a_segment_that_lost_all_its_batches_is_one(log: LogBuilder, tmp_path: Path) -> None:
     """Kafka's cleaner leaves a zero-byte file."""
-    log.roll()
-    log.roll(30)
-    log.put("c=1")
+    log.add("/; / 30; c=1")
     assert signs(log, tmp_path) == ["missing 22-29 20"]
 
 

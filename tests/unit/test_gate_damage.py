@@ -15,7 +15,7 @@ import pytest
 
 from compactor.cleaner.gate.batch_checks import GateFailed
 from compactor.records.encode import NO_PRODUCER, RecordToEncode, encode_batch, encode_filler_batch
-from tests.builders import LZ4, LogBuilder
+from tests.builders import LZ4, LogBuilder, log_of
 from tests.plain_format import Batch, Record, fix_crc, read_batches
 from tests.support.damage import AMPLE, TINY, Round, changed, settled
 
@@ -38,8 +38,7 @@ def the_log() -> LogBuilder:
     log.put("stays", "l=1", horizon=WAITING)  # 13-14
     log.end(4, commit=True, horizon=DUE)  # 15: a marker whose horizon has passed; its producer's last, so its header stays
     log.put("m=1", "n=1", codec=LZ4, headers=[("name", b"content")])  # 16-17
-    log.roll()
-    log.put("a=2", "e=6", "o=1")  # 18-20
+    log.add("/; a=2 e=6 o=1")
     log.end(5, commit=False)  # 21: no data of its transaction is left: gets its horizon
     log.put("p=1", "q", "=x", "r=1")  # 22-25: the tombstone gets a horizon, the keyless record goes
     log.put("s=1", "s=2", pid=1)  # 26-27
@@ -214,9 +213,7 @@ def test_a_cut_segment_is_refused(cleaned: Round) -> None:
 @pytest.fixture
 def hollow(tmp_path: Path) -> Round:
     """The round leaves nothing at the segment's end: high watermark and producers do not hold the last batch."""
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.put("=x", "=y")
+    log = log_of("a=1 b=1; =x =y")
     return Round.of(log.write(tmp_path / "log"), tmp_path / "out", {"now_ms": NOW, "high_watermark": 99})
 
 

@@ -12,13 +12,29 @@ import pytest
 import zstandard
 
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
-from compactor.errors import BadData
 from compactor.records.encode import NO_PRODUCER, RecordToEncode, encode_batch, encode_txn_marker, encode_varint, prepend_batch_header
-from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
+from tests.builders import (
+    GZIP,
+    LATER,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Life,
+    LogBuilder,
+    entry,
+    live,
+    log_of,
+    read,
+    refused_cleaning,
+    snapshot,
+    tell,
+    txn_index,
+    wrapper,
+)
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index
 
-LATER = 10**12
 COMPRESSED = (GZIP, SNAPPY, LZ4, ZSTD)
 
 
@@ -84,111 +100,75 @@ def test_golden_empty_header(tmp_path: Path) -> None:
     assert cleaned_bytes(life).startswith(unhex(EMPTY_HEADER_OUT))
 
 
-# ---- the map, and what lies behind it (6.5 a, b, c, m) ----------------------------------------------------------------------
+# ---- the map, horizons, last batches -----------------------------------------------------------------------------------------
+
+STORIES = {
+    "6.5 a, a deviation: a stale aborted producer hides no keys, and Kafka takes it for aborting and leaves both values of `a`": """
+        a=1 b=1 c=1
+        5t: x=1; 5 aborts           # 3, 4
+        d=1
+        5t: a=2; 5 commits          # 6, 7
+        e=1
+        clean map_entries=4 index_interval_bytes=1: next 6
+        clean index_interval_bytes=1: live 1:b=1 2:c=1 5:d=1 6:a=2 8:e=1""",
+    "6.5 b: behind the map aborted data goes, keyless records stay, tombstones stay and get their horizon": """
+        a=1 b=1
+        5t: z=1; 5 aborts           # 2, 3: they ask for no room
+        =keyless t a=2              # 4 to 6
+        5: y=1
+        clean now=1_000 map_entries=2 retention=10 high_watermark=99: horizons None None 1010 None \
+            | live 0:a=1 1:b=1 4:=keyless 5:t 6:a=2 7:y=1""",
+    "a keyless record behind the map stays until it is mapped": """
+        a=1 b=1 =keyless c=1
+        clean map_entries=1: live 0:a=1 1:b=1 2:=keyless 3:c=1
+        clean map_entries=1
+        clean map_entries=1: live 0:a=1 1:b=1 3:c=1""",
+    "6.5 c: the map is full at a key that it holds, as the limit is tested before the key is looked up": """
+        a=1 b=1
+        a=2 c=1
+        clean map_entries=2: next 2 | live 0:a=1 1:b=1 2:a=2 3:c=1""",
+    "6.5 m: first dirty at the upper end cleans nothing: Kafka answers 0 and touches nothing; a broker never asks": """
+        a=1
+        a=2
+        clean first=2: next 0 | bases | live 0:a=1 1:a=2""",
+    "6.5 d: no retention still takes two rounds: the round that first sees a tombstone keeps it; equality removes": """
+        a
+        b=1
+        clean now=5_000 retention=0: live 0:a 1:b=1
+        clean now=5_000 first=0 retention=0: live 1:b=1""",
+    "6.5 e: a horizon stays with its batch when the last tombstone has gone": """
+        a b=1 c=1
+        clean now=1_000 retention=10
+        c=2
+        clean now=2_000 retention=10: live 1:b=1 3:c=2 | horizons 1010 None""",
+    "6.5 l: empty keys and values are keys and values": """
+        @=1 a= @= b=1
+        clean: live 1:a= 2:@= 3:b=1
+        @ a=2
+        clean now=1_000 retention=0 high_watermark=99: live 3:b=1 4:@ 5:a=2""",
+    "6.5 j: a keyless last batch of a round goes unless it ends at the high watermark": """
+        a=1
+        =keyless                    # the last batch of the round, not of the log
+        /
+        b=1
+        clean until=2: 0-0 2-2""",
+}
 
 
-def test_stale_aborted_producer_hides_no_keys(tmp_path: Path) -> None:
-    """6.5 a, a deviation: Kafka takes producer 5 for aborting and leaves both values of `a`."""
-    log = LogBuilder()
-    log.put("a=1", "b=1", "c=1")
-    log.put("x=1", pid=5, txn=True)  # 3
-    log.abort(5)  # 4
-    log.put("d=1")
-    log.put("a=2", pid=5, txn=True)  # 6
-    log.commit(5)
-    log.put("e=1")
-    life = Life(tmp_path, log)
-    life.round(map_entries=4, index_interval_bytes=1)
-    assert life.next_dirty_offset == 6
-    life.round(index_interval_bytes=1)
-    assert life.live() == ["1:b=1", "2:c=1", "5:d=1", "6:a=2", "8:e=1"]
-
-
-def test_behind_the_map(tmp_path: Path) -> None:
-    """6.5 b: aborted data goes, keyless records stay, tombstones stay and get their horizon."""
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.put("z=1", pid=5, txn=True)  # 2
-    log.abort(5)
-    log.put("=keyless", "t", "a=2")  # 4..6
-    log.put("y=1", pid=5)
-    life = Life(tmp_path, log)
-    life.round(now=1_000, map_entries=2, delete_retention_ms=10, high_watermark=99)
-    assert life.next_dirty_offset == 4  # the aborted batch and its marker ask for no room
-    assert life.live() == ["0:a=1", "1:b=1", "4:=keyless", "5:t", "6:a=2", "7:y=1"]
-    assert [b.horizon for b in life.batches()] == [None, None, 1_010, None]
-
-
-def test_keyless_record_behind_the_map_stays_until_it_is_mapped(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1", "=keyless", "c=1")
-    life = Life(tmp_path, log)
-    life.round(map_entries=1)
-    assert life.live() == ["0:a=1", "1:b=1", "2:=keyless", "3:c=1"]
-    life.round(map_entries=1)
-    life.round(map_entries=1)
-    assert life.live() == ["0:a=1", "1:b=1", "3:c=1"]
-
-
-def test_map_is_full_at_a_key_that_it_holds(tmp_path: Path) -> None:
-    """6.5 c: the limit is tested before the key is looked up."""
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.put("a=2", "c=1")
-    life = Life(tmp_path, log)
-    assert life.round(map_entries=2).next_dirty_offset == 2
-    assert life.live() == ["0:a=1", "1:b=1", "2:a=2", "3:c=1"]
-
-
-def test_first_dirty_at_the_upper_end_cleans_nothing(tmp_path: Path) -> None:
-    """6.5 m: Kafka answers 0 and touches nothing; a broker never asks."""
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("a=2")
-    life = Life(tmp_path, log)
-    summary = life.round(first_dirty_offset=2)
-    assert (summary.next_dirty_offset, summary.segments) == (0, ())
-    assert life.live() == ["0:a=1", "1:a=2"]
-
-
-# ---- horizons (6.5 d, e) ----------------------------------------------------------------------------------------------------
-
-
-def test_no_retention_still_takes_two_rounds(tmp_path: Path) -> None:
-    """6.5 d: the round that first sees a tombstone keeps it, even without retention; equality removes."""
-    log = LogBuilder()
-    log.put("a")
-    log.put("b=1")
-    life = Life(tmp_path, log)
-    life.round(now=5_000, delete_retention_ms=0)
-    assert life.live() == ["0:a", "1:b=1"]
-    life.round(now=5_000, first_dirty_offset=0, delete_retention_ms=0)
-    assert life.live() == ["1:b=1"]
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_corners(story: str, tmp_path: Path) -> None:
+    tell(tmp_path, story)
 
 
 @pytest.mark.parametrize(("now", "retention"), [(1_700_000_000_000, 2**63 - 1), (2**63 - 1, 86_400_000), (2**63 - 1, 2**63 - 1)])
 def test_a_retention_without_end_has_no_end(tmp_path: Path, now: int, retention: int) -> None:
     """Kafka's sum wraps to a time long past, and the next round deletes."""
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("a", "b=1")
+    log = log_of("a=1; a b=1")
     life = Life(tmp_path, log)
     life.round(now=now, delete_retention_ms=retention)
     assert [batch.horizon for batch in life.batches()] == [2**63 - 1]
     life.round(first_dirty_offset=0, now=2**63 - 2, delete_retention_ms=retention)
     assert life.live() == ["1:a", "2:b=1"]
-
-
-def test_horizon_stays_when_the_last_tombstone_has_gone(tmp_path: Path) -> None:
-    """6.5 e: once there, the flag stays with the batch."""
-    log = LogBuilder()
-    log.put("a", "b=1", "c=1")
-    life = Life(tmp_path, log)
-    life.round(now=1_000, delete_retention_ms=10)
-    log.put("c=2")
-    life.round(now=2_000, delete_retention_ms=10)
-    assert life.live() == ["1:b=1", "3:c=2"]
-    assert [b.horizon for b in life.batches()] == [1_010, None]
 
 
 def test_a_horizon_that_is_set_is_copied_with_its_batch(tmp_path: Path) -> None:
@@ -248,15 +228,10 @@ def test_record_and_batch_attributes_survive_only_a_copy(tmp_path: Path) -> None
 def test_wrong_crc_is_refused(tmp_path: Path) -> None:
     """6.5 h, a deviation: Kafka would copy the batch, or hide the damage under a fresh CRC."""
     for damaged in (0, 1):  # a batch that would be rewritten, one that would be copied
-        log = LogBuilder()
-        log.put("a=1", "b=1")
-        log.put("a=2")
+        log = log_of("a=1 b=1; a=2")
         batches = log.segments[0][1]
         batches[damaged] = batches[damaged][:-2] + b"?\x00"
-        folder = log.write(tmp_path / f"log-{damaged}")
-        with pytest.raises(BadData, match="CRC") as refused:
-            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
-        assert refused.value.position == (0, len(batches[0]))[damaged]
+        assert refused_cleaning(tmp_path / str(damaged), log, "CRC").position == (0, len(batches[0]))[damaged]
 
 
 def test_negative_timestamp_is_refused_where_it_must_be_rewritten(tmp_path: Path) -> None:
@@ -268,10 +243,8 @@ def test_negative_timestamp_is_refused_where_it_must_be_rewritten(tmp_path: Path
     life.round()
     assert life.live() == ["0:a=1", "1:b=1", "2:c=1"]
     log.put("a=2")
-    log.write(life.folder)
-    with pytest.raises(BadData, match="timestamp") as refused:
-        clean_log_directory(life.folder, tmp_path / "refused", OfflineCleanOptions(now_ms=1))
-    assert refused.value.position == 0
+    log.written = 0
+    assert refused_cleaning(tmp_path / "refused", log, "timestamp").position == 0
 
 
 def test_equal_offsets_in_a_batch_are_refused_where_they_must_be_rewritten(tmp_path: Path) -> None:
@@ -279,21 +252,7 @@ def test_equal_offsets_in_a_batch_are_refused_where_they_must_be_rewritten(tmp_p
     log = LogBuilder()
     log.put("a=1", "b=1", "c=1", offsets=[0, 1, 1], last_offset=2)
     log.put("a=2")
-    folder = log.write(tmp_path / "log")
-    with pytest.raises(BadData, match="offset"):
-        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
-
-
-def test_empty_keys_and_values_are_keys_and_values(tmp_path: Path) -> None:
-    """6.5 l"""
-    log = LogBuilder()
-    log.put("@=1", "a=", "@=", "b=1")
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.live() == ["1:a=", "2:@=", "3:b=1"]
-    log.put("@", "a=2")
-    life.round(now=1_000, delete_retention_ms=0, high_watermark=99)
-    assert life.live() == ["3:b=1", "4:@", "5:a=2"]
+    refused_cleaning(tmp_path, log, "offset")
 
 
 def test_sequence_zero_without_a_producer_is_kept(tmp_path: Path) -> None:
@@ -315,8 +274,7 @@ def test_emptied_legacy_last_batch_is_dropped(tmp_path: Path) -> None:
     """6.5 j, a deviation: Kafka throws IllegalStateException and gives the partition up."""
     for number, codec in enumerate((NONE, GZIP)):
         for magic in (0, 1):
-            log = LogBuilder()
-            log.put("a=1")
+            log = log_of("a=1")
             last = entry(magic, 1, "=keyless") if codec == NONE else wrapper(magic, 1, [entry(magic, 1 - magic, "=keyless")], codec)
             log.raw(last, 1)
             life = Life(tmp_path / f"{number}-{magic}", log)
@@ -324,31 +282,15 @@ def test_emptied_legacy_last_batch_is_dropped(tmp_path: Path) -> None:
             assert life.shape() == ["0-0"]
 
 
-def test_keyless_last_batch_of_a_round_goes_unless_it_ends_at_the_high_watermark(tmp_path: Path) -> None:
-    """6.5 j"""
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("=keyless")  # the last batch of the round, not of the log
-    log.roll()
-    log.put("b=1")
-    life = Life(tmp_path, log)
-    life.round(first_uncleanable_offset=2)
-    assert life.shape() == ["0-0", "2-2"]
-
-
 def test_epoch_that_its_marker_bumped(tmp_path: Path) -> None:
     """6.5 k: the old epoch's data goes although it is the producer's last; the marker stays as an empty control header."""
-    log = LogBuilder()
-    log.put("a=1", pid=5, txn=True)  # 0
+    log = log_of("5t: a=1")
     log.end(5, commit=False, epoch=1)  # 1
     log.put("b=1")
     life = Life(tmp_path, log)
-    life.round(now=1_000, delete_retention_ms=10)
-    assert life.shape() == ["1-1A", "2-2"]
-    life.round(first_dirty_offset=0, now=1_000, delete_retention_ms=10)
-    assert life.shape() == ["1-1A!", "2-2"]
-    life.round(first_dirty_offset=0, now=1_010, delete_retention_ms=10)
-    assert life.shape() == ["(1-1M)", "2-2"]
+    for now, marker in ((1_000, "1-1A"), (1_000, "1-1A!"), (1_010, "(1-1M)")):
+        life.round(first_dirty_offset=0, now=now, delete_retention_ms=10)
+        assert life.shape() == [marker, "2-2"]
     assert life.batches()[0].producer_epoch == 1
 
 
@@ -370,8 +312,7 @@ def test_other_control_records_are_kept_for_ever(tmp_path: Path) -> None:
 
 def test_header_without_records_goes_when_it_is_not_the_last(tmp_path: Path) -> None:
     """What an earlier round kept for the log's end is dropped when the end has moved on."""
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     log.raw(encode_batch([], base_offset=1, last_offset=4, leader_epoch=0), 4)
     life = Life(tmp_path, log)
     life.round()
@@ -383,10 +324,7 @@ def test_header_without_records_goes_when_it_is_not_the_last(tmp_path: Path) -> 
 
 def test_index_entry_keeps_its_bytes(tmp_path: Path) -> None:
     """The entry's first offset and last stable offset are the original ones, though data of the transaction is gone."""
-    log = LogBuilder()
-    log.put("a=1", pid=5, txn=True)
-    log.put("b=1", pid=5, txn=True)
-    log.abort(5)  # 2
+    log = log_of("5t: a=1; 5t: b=1; 5 aborts")
     life = Life(tmp_path, log)
     log.write(life.folder, indexes=True)
     (life.folder / f"{0:020}.index").write_bytes(b"")
@@ -401,10 +339,7 @@ def test_index_entry_keeps_its_bytes(tmp_path: Path) -> None:
 
 def test_outcomes_come_from_markers_not_from_the_index(tmp_path: Path) -> None:
     """A deviation: without a .txnindex, but with an .index, nothing was aborted for Kafka; tiers do lose that file."""
-    log = LogBuilder()
-    log.put("a=aborted", pid=5, txn=True)
-    log.abort(5)
-    log.put("b=1", pid=5)
+    log = log_of("5t: a=aborted; 5 aborts; 5: b=1")
     folder = log.write(tmp_path / "log", indexes=True)
     assert not list(folder.glob("*.txnindex"))
     clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
@@ -414,12 +349,7 @@ def test_outcomes_come_from_markers_not_from_the_index(tmp_path: Path) -> None:
 
 def test_unreadable_snapshot_gives_way_to_an_older_one(tmp_path: Path) -> None:
     """As in Kafka: the log behind the older one says the same."""
-    log = LogBuilder()
-    log.put("a=1", pid=5)
-    log.roll()
-    log.put("a=2", pid=6)
-    log.roll()
-    log.put("a=3")
+    log = log_of("5: a=1; /; 6: a=2; /; a=3")
     folder = log.write(tmp_path / "log")
     snapshot(folder, 1, [(5, 0, 0)])
     snapshot(folder, 2, [])
@@ -431,10 +361,7 @@ def test_unreadable_snapshot_gives_way_to_an_older_one(tmp_path: Path) -> None:
 
 def test_what_the_round_does_not_read_it_does_not_judge(tmp_path: Path) -> None:
     """As in Kafka: a batch after the round's end may hold anything."""
-    log = LogBuilder()
-    log.put("a=1", "a=2")
-    log.roll()
-    log.put("b=1")
+    log = log_of("a=1 a=2; /; b=1")
     log.segments[1][1][0] = log.segments[1][1][0][:-2] + b"?\x00"
     folder = log.write(tmp_path / "log")
     clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, first_uncleanable_offset=2))
@@ -453,18 +380,11 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", ["data", "marker"])
 def test_damage_under_a_right_crc_is_refused(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes]) -> None:
     """Whoever wrote it had the checksum right: the records do not parse."""
-    log = LogBuilder()
-    log.put("a=1", pid=5, txn=True)  # so that the marker would be copied as it is
-    if kind == "data":
-        log.put("b=1")
-    else:
-        log.commit(5)
-    log.put("c=2")
+    # in a transaction, so that the marker would be copied as it is
+    log = log_of(f"5t: a=1; {'b=1' if kind == 'data' else '5 commits'}; c=2")
     log.segments[0][1][1] = fix_crc(damage(log.segments[0][1][1]))
-    folder = log.write(tmp_path / "log")
-    with pytest.raises(BadData) as refused:
-        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
-    assert (refused.value.position, refused.value.offset) == (len(log.segments[0][1][0]), 1)
+    refused = refused_cleaning(tmp_path, log)
+    assert (refused.position, refused.offset) == (len(log.segments[0][1][0]), 1)
 
 
 # ---- legacy (6.5 n) ---------------------------------------------------------------------------------------------------------
@@ -476,10 +396,7 @@ def test_legacy_tombstones_go_by_modification_time(tmp_path: Path, magic: int) -
     for number, (mtime, kept) in enumerate(((9_000, False), (9_001, True))):
         log = LogBuilder()
         log.raw(entry(magic, 0, "a", timestamp=5), 0)
-        log.roll()
-        log.put("b=1")
-        log.roll()
-        log.put("c=1")
+        log.add("/; b=1; /; c=1")
         log.mtimes = {0: mtime, 1: 10_000, 2: 50_000}
         life = Life(tmp_path / str(number), log)
         life.round(first_dirty_offset=2, delete_retention_ms=1_000)
@@ -569,24 +486,18 @@ def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
 def test_what_inflates_too_far_is_refused(tmp_path: Path, codec: int) -> None:
     log = LogBuilder()
     log.put("a=" + "x" * 300_000, codec=codec)
-    folder = log.write(tmp_path / "log")
-    with pytest.raises(BadData, match="max_decompressed_batch_bytes") as refused:
-        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, max_decompressed_batch_bytes=200_000))
-    assert (refused.value.position, refused.value.offset) == (0, 0)
+    refused = refused_cleaning(tmp_path, log, "max_decompressed_batch_bytes", max_decompressed_batch_bytes=200_000)
+    assert (refused.position, refused.offset) == (0, 0)
 
 
 def test_offsets_that_go_back_are_refused(tmp_path: Path) -> None:
     """Also across segments."""
     for number, roll in enumerate((False, True)):
-        log = LogBuilder()
-        log.put("a=1", "b=1", "c=1")
+        log = log_of("a=1 b=1 c=1")
         if roll:
             log.roll(2)
         log.put("d=1", offsets=[2])
-        folder = log.write(tmp_path / f"log-{number}")
-        with pytest.raises(BadData, match="offset") as refused:
-            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
-        assert refused.value.offset == 2
+        assert refused_cleaning(tmp_path / str(number), log, "offset").offset == 2
 
 
 def test_record_outside_its_batch_is_refused(tmp_path: Path) -> None:
@@ -594,7 +505,5 @@ def test_record_outside_its_batch_is_refused(tmp_path: Path) -> None:
     log = LogBuilder()
     log.put("a=1", "b=1", offsets=[0, 5], last_offset=2)
     log.put("c=1")
-    folder = log.write(tmp_path / "log")
-    with pytest.raises(BadData, match="outside its batch") as refused:
-        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
-    assert (refused.value.position, refused.value.offset) == (0, 0)
+    refused = refused_cleaning(tmp_path, log, "outside its batch")
+    assert (refused.position, refused.offset) == (0, 0)

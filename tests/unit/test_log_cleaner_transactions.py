@@ -1,6 +1,6 @@
 """LogCleanerTest's behaviours on transactions and idempotent producers, driving `clean`.
 
-Names in the docstrings are those of Kafka's tests. `shape` words: see tests.builders.Life.
+Names in the docstrings are those of Kafka's tests. the words of their stories: `tests.builders.tell`.
 """
 
 from __future__ import annotations
@@ -13,176 +13,151 @@ import pytest
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from compactor.records.encode import ProducerFields, RecordToEncode, encode_batch, encode_varint
-from tests.builders import Life, LogBuilder, live, snapshot, txn_index
+from tests.builders import LATER, Life, LogBuilder, live, log_of, refused_cleaning, snapshot, tell, txn_index
 from tests.plain_format import fix_crc
 from tests.plain_log import load, transaction_index, unexpired_producers
-
-LATER = 10**12
 
 
 def test_duplicates_are_still_found_after_cleaning(tmp_path: Path) -> None:
     """testDuplicateCheckAfterCleaning: partly cleaned batches keep offsets and sequences, so a broker still knows what it has."""
-    log = LogBuilder()
-    log.put("1=a", "2=a", "3=a", pid=1)
-    log.put("3=b", "1=b", pid=2)
-    log.put("2=c", "3=c", "1=c", pid=3)
-    log.put("1=d", pid=4)
-    life = Life(tmp_path, log)
+    life = Life(tmp_path, log_of("1: 1=a 2=a 3=a; 2: 3=b 1=b; 3: 2=c 3=c 1=c; 4: 1=d"))
     before = unexpired_producers(life.folder, load(life.folder, 4096))
     for _ in range(2):
         life.round()
         assert unexpired_producers(life.folder, load(life.folder, 4096)) == before
         assert life.shape() == ["(0-2)", "(3-4)", "5-7", "8-8"]
         assert life.live() == ["5:2=c", "6:3=c", "8:1=d"]
-        assert [(b.base_sequence, b.base_sequence + b.last_offset - b.base_offset) for b in life.batches()] == [
-            (0, 2),
-            (0, 1),
-            (0, 2),
-            (0, 0),
-        ]
+        spans = [(b.base_sequence, b.base_sequence + b.last_offset - b.base_offset) for b in life.batches()]
+        assert spans == [(0, 2), (0, 1), (0, 2), (0, 0)]
 
 
-def test_aborted_transactions_over_several_partial_rounds(tmp_path: Path) -> None:
-    """testMultiPassSegmentCleaningWithAbortedTransactions (KAFKA-13727): a map of 4 keys, one segment."""
-    log = LogBuilder()
-    log.put("1=a", "2=a", pid=1, txn=True)  # 0, 1
-    log.put("2=b", "3=b", pid=2, txn=True)  # 2, 3
-    log.put("4=a", "5=a", pid=1, txn=True)  # 4, 5
-    log.abort(1)  # 6
-    log.commit(2)  # 7
-    log.put("6=p", "7=p", "8=p", "9=p")  # 8..11
-    log.put("2=c", pid=2, txn=True)  # 12
-    log.commit(2)  # 13
-    log.put("3=q", "6=q")  # 14, 15
-    life = Life(tmp_path, log)
+STORIES = {
+    "testMultiPassSegmentCleaningWithAbortedTransactions (KAFKA-13727): aborted data over partial rounds, a map of 4 keys, one segment": """
+        1t: 1=a 2=a
+        2t: 2=b 3=b
+        1t: 4=a 5=a
+        1 aborts; 2 commits         # 6, 7
+        6=p 7=p 8=p 9=p
+        2t: 2=c; 2 commits          # 12, 13
+        3=q 6=q
+        # What is aborted goes everywhere in the segment, also behind the map; the marker and its index entry stay.
+        clean map_entries=4 high_watermark=99: 2-3 (4-5) 6-6A 7-7C 8-11 12-12 13-13C 14-15 | index 6 | next 10
+        clean map_entries=4 high_watermark=99: next 15
+        # The aborting producer's last batch holds its marker and entry until it writes again.
+        clean map_entries=4 high_watermark=99: (4-5) 6-6A 7-7C! 8-11 12-12 13-13C 14-15 | live 9:7=p 10:8=p 11:9=p 12:2=c 14:3=q 15:6=q
+        1t: 1=z; 1 commits
+        # data of the transaction was seen once more, on its way out
+        clean high_watermark=99: 6-6A 7-7C! 8-11 12-12 13-13C 14-15 16-16 17-17C | index 6
+        clean first=0 high_watermark=99: 6-6A! 7-7C! 8-11 12-12 13-13C 14-15 16-16 17-17C | index
+        clean first=0 now=LATER high_watermark=99: 8-11 12-12 13-13C 14-15 16-16 17-17C""",
+    "testBasicTransactionAwareCleaning: aborted data goes, committed data stays; the index is made anew from the marker": """
+        1t: 1=a 2=a
+        2t: 2=b 3=b
+        1t: 3=a 4=a
+        1 aborts; 2 commits         # 6, 7
+        4=c 2=c
+        clean: 2-3 (4-5) 6-6A 7-7C 8-9 | live 3:3=b 8:4=c 9:2=c | index 6""",
+    "testCleanWithTransactionsSpanningSegments: a marker beyond the cleaned range still decides": """
+        1t: 1=a 2=a
+        2t: 2=b 3=b; 2 commits      # 4
+        /
+        1t: 3=a 4=a
+        /
+        1 aborts                    # 7
+        5=x
+        clean until=7 high_watermark=7: 2-3 4-4C (5-6) 7-7A 8-8 | live 2:2=b 3:3=b 8:5=x | next 7
+        clean: 2-3 4-4C (5-6) 7-7A 8-8 | index 7""",
+    "testCommitMarkerRemoval: a commit marker stays while its data does, and for the retention": """
+        1t: 1=a
+        1t: 2=a
+        1 commits                   # 2
+        2: 2=b
+        1: 3=b                      # so that the transaction's batches are not the producer's last
+        clean now=1_000 retention=500: 0-0 2-2C 3-3 4-4
+        1=c
+        clean now=2_000 retention=500: 2-2C 3-3 4-4 5-5     # the data goes in this round, and was seen
+        9=x
+        clean now=3_000 retention=500: 2-2C! 3-3 4-4 5-5 6-6     # nothing left: the marker may go at 3500
+        9=y
+        clean now=3_499 retention=500: 2-2C! 3-3 4-4 5-5 7-7
+        9=z
+        clean now=3_500 retention=500: 3-3 4-4 5-5 8-8""",
+    "testCommitMarkerRetentionWithEmptyBatch: an empty last batch holds its commit marker": """
+        1t: 2=a 3=a; 1 commits      # 2
+        2t: 2=b 3=b; 2 commits      # 5
+        clean: (0-1) 2-2C 3-4 5-5C
+        clean first=0 now=LATER: (0-1) 2-2C 3-4 5-5C
+        1t: 1=c; 1 commits          # 7
+        clean now=LATER: 2-2C 3-4 5-5C 6-6 7-7C
+        clean first=0 now=LATER retention=5: 2-2C! 3-4 5-5C 6-6 7-7C
+        clean first=0 now=1_000_000_000_005: 3-4 5-5C 6-6 7-7C""",
+    "testCommittedTransactionSpanningSegments (KAFKA-8351): data and marker in segments that are cleaned apart": """
+        1t: 1=a
+        /
+        1 commits
+        clean first=0 now=LATER segment_bytes=1: 0-0 1-1C | bases 0 1
+        clean first=0 now=LATER segment_bytes=1: 0-0 1-1C | bases 0 1""",
+    "testAbortedTransactionSpanningSegments: the producer's last batch stays empty, and so its marker stays": """
+        1t: 1=a
+        /
+        1 aborts
+        clean first=0 now=LATER segment_bytes=1: (0-0) 1-1A | index 1
+        clean first=0 now=LATER segment_bytes=1: (0-0) 1-1A | index 1
+        clean first=0 now=LATER segment_bytes=1: (0-0) 1-1A | index 1""",
+    "testAbortMarkerRemoval: an abort marker goes after two more rounds": """
+        1t: 1=a 2=a; 1 aborts       # 2
+        1: 3=c
+        clean now=1_000 retention=100: 2-2A 3-3 | index 2
+        clean first=0 now=1_000 retention=100: 2-2A! 3-3 | index
+        clean first=0 now=1_100: 3-3""",
+    "testAbortMarkerRetentionWithEmptyBatch: entry and marker live as long as the producer's emptied last batch": """
+        1t: 1=a 2=a; 1 aborts       # 2
+        clean first=0 now=1_000: (0-1) 2-2A | index 2
+        clean first=0 now=LATER: (0-1) 2-2A | index 2
+        clean first=0 now=LATER: (0-1) 2-2A | index 2
+        1t: 3=b; 1 commits
+        clean now=LATER retention=5: 2-2A 3-3 4-4C
+        clean first=0 now=LATER retention=5: 2-2A! 3-3 4-4C | index
+        clean first=0 now=1_000_000_000_005: 3-3 4-4C""",
+    "testLogCleanerRetainsLastSequenceEvenIfTransactionAborted": """
+        1t: 1=a
+        1t: 2=a 3=a
+        1 aborts                    # 3
+        clean: (1-2) 3-3A | sequences 1 -1
+        1: 4=b
+        clean: 3-3A 4-4""",
+    "testLogCleanerRetainsProducerLastSequence: of every producer": """
+        0=a
+        1: 0=b
+        2: 0=c
+        3: 0=d
+        3: 1=e                      # 4: frees offset 3
+        4: 0=f
+        clean: (1-1) (2-2) 4-4 5-5 | sequences 0 0 1 0
+        1: 9=g
+        clean: (2-2) 4-4 5-5 6-6""",
+    "testCleaningWithKeysConflictingWithTxnMarkerKeys (KAFKA-14055): control records never meet the map": """
+        1t: 1=a; 1 commits          # 1: its key is 00 00 00 01
+        1t: 2=a; 1 aborts           # 3: its key is 00 00 00 00
+        \0\0\0\1=user \0\0\0\0=user
+        1: 3=a
+        clean: 0-0 1-1C 3-3A 4-5 6-6""",
+}
 
-    assert life.round(map_entries=4, high_watermark=99).next_dirty_offset == 10
-    # What is aborted goes everywhere in the segment, also behind the map; the marker and its index entry stay.
-    assert life.shape() == ["2-3", "(4-5)", "6-6A", "7-7C", "8-11", "12-12", "13-13C", "14-15"]
-    assert list(transaction_index(life.folder)) == [6]
 
-    assert life.round(map_entries=4, high_watermark=99).next_dirty_offset == 15
-    assert life.round(map_entries=4, high_watermark=99).next_dirty_offset == 16
-    assert life.live() == ["9:7=p", "10:8=p", "11:9=p", "12:2=c", "14:3=q", "15:6=q"]
-    # The aborting producer's last batch holds its marker and entry until it writes again.
-    assert life.shape() == ["(4-5)", "6-6A", "7-7C!", "8-11", "12-12", "13-13C", "14-15"]
-
-    log.put("1=z", pid=1, txn=True)  # 16
-    log.commit(1)
-    life.round(high_watermark=99)
-    assert "(4-5)" not in life.shape()
-    assert list(transaction_index(life.folder)) == [6]  # data was seen once more, on its way out
-    life.round(first_dirty_offset=0, high_watermark=99)
-    assert transaction_index(life.folder) == {}
-    assert "6-6A!" in life.shape()
-    life.round(first_dirty_offset=0, now=LATER, high_watermark=99)
-    assert not any(word.startswith("6-6") for word in life.shape())
-
-
-def test_aborted_data_goes_committed_data_stays(tmp_path: Path) -> None:
-    """testBasicTransactionAwareCleaning"""
-    log = LogBuilder()
-    log.put("1=a", "2=a", pid=1, txn=True)
-    log.put("2=b", "3=b", pid=2, txn=True)
-    log.put("3=a", "4=a", pid=1, txn=True)
-    log.abort(1)  # 6
-    log.commit(2)  # 7
-    log.put("4=c", "2=c")
-    life = Life(tmp_path, log)
-    entries = transaction_index(life.folder)
-    life.round()
-    assert life.live() == ["3:3=b", "8:4=c", "9:2=c"]
-    assert life.shape() == ["2-3", "(4-5)", "6-6A", "7-7C", "8-9"]
-    assert list(transaction_index(life.folder)) == [6]
-    assert entries == {}  # it was not there before: the outcome comes from the marker
-
-
-def test_marker_beyond_the_cleaned_range_still_decides(tmp_path: Path) -> None:
-    """testCleanWithTransactionsSpanningSegments: data in cleaned segments, its ABORT in one that is not."""
-    log = LogBuilder()
-    log.put("1=a", "2=a", pid=1, txn=True)
-    log.put("2=b", "3=b", pid=2, txn=True)
-    log.commit(2)  # 4
-    log.roll()
-    log.put("3=a", "4=a", pid=1, txn=True)  # 5, 6
-    log.roll()
-    log.abort(1)  # 7
-    log.put("5=x")
-    life = Life(tmp_path, log)
-    assert life.round(first_uncleanable_offset=7, high_watermark=7).next_dirty_offset == 7
-    assert life.live() == ["2:2=b", "3:3=b", "8:5=x"]
-    assert life.shape() == ["2-3", "4-4C", "(5-6)", "7-7A", "8-8"]
-    life.round()
-    assert life.shape() == ["2-3", "4-4C", "(5-6)", "7-7A", "8-8"]
-    assert list(transaction_index(life.folder)) == [7]
-
-
-def test_commit_marker_stays_while_its_data_does_and_for_the_retention(tmp_path: Path) -> None:
-    """testCommitMarkerRemoval"""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    log.put("2=a", pid=1, txn=True)
-    log.commit(1)  # 2
-    log.put("2=b", pid=2)
-    log.put("3=b", pid=1)  # so that the transaction's batches are not the producer's last
-    life = Life(tmp_path, log)
-    life.round(now=1_000, delete_retention_ms=500)
-    assert life.shape() == ["0-0", "2-2C", "3-3", "4-4"]
-
-    log.put("1=c")
-    life.round(now=2_000, delete_retention_ms=500)  # the data goes in this round, and was seen
-    assert life.shape() == ["2-2C", "3-3", "4-4", "5-5"]
-    log.put("9=x")
-    life.round(now=3_000, delete_retention_ms=500)  # nothing left: the marker may go at 3500
-    assert life.shape()[0] == "2-2C!"
-    log.put("9=y")
-    life.round(now=3_499, delete_retention_ms=500)
-    assert life.shape()[0] == "2-2C!"
-    log.put("9=z")
-    life.round(now=3_500, delete_retention_ms=500)
-    assert life.shape()[0] == "3-3"
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_transactions(story: str, tmp_path: Path) -> None:
+    tell(tmp_path, story)
 
 
 def test_a_whole_chunk_can_go(tmp_path: Path) -> None:
     """testDeletedBatchesWithNoMessagesRead (KAFKA-6854): batches that are dropped unread are no reason to stop."""
-    log = LogBuilder()
-    for _ in range(4):
-        log.put("1=" + "x" * 200_000, pid=1, txn=True)
-        log.abort(1)
-    log.put("2=b", pid=1)
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.live() == ["8:2=b"]
-
-
-def test_empty_last_batch_holds_its_commit_marker(tmp_path: Path) -> None:
-    """testCommitMarkerRetentionWithEmptyBatch"""
-    log = LogBuilder()
-    log.put("2=a", "3=a", pid=1, txn=True)
-    log.commit(1)  # 2
-    log.put("2=b", "3=b", pid=2, txn=True)
-    log.commit(2)  # 5
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.shape() == ["(0-1)", "2-2C", "3-4", "5-5C"]
-    life.round(first_dirty_offset=0, now=LATER)
-    assert life.shape() == ["(0-1)", "2-2C", "3-4", "5-5C"]
-    log.put("1=c", pid=1, txn=True)  # 6
-    log.commit(1)
-    life.round(now=LATER)
-    assert life.shape() == ["2-2C", "3-4", "5-5C", "6-6", "7-7C"]
-    life.round(first_dirty_offset=0, now=LATER, delete_retention_ms=5)
-    assert life.shape()[0] == "2-2C!"
-    life.round(first_dirty_offset=0, now=LATER + 5)
-    assert life.shape() == ["3-4", "5-5C", "6-6", "7-7C"]
+    tell(tmp_path, f"1t: 1={'x' * 200_000}; 1 aborts\n" * 4 + "1: 2=b\nclean: live 8:2=b")
 
 
 def test_emptied_marker_is_kept_for_its_epoch_and_read_again(tmp_path: Path) -> None:
     """testCleanEmptyControlBatch (KAFKA-7467): only the marker tells the producer's epoch."""
-    log = LogBuilder()
-    log.end(1, commit=True)  # 0: a transaction without data
-    log.put("2=a", "3=a")
-    life = Life(tmp_path, log)
+    life = Life(tmp_path, log_of("1 commits; 2=a 3=a"))
     snapshot(life.folder, 3, [(1, 0, -1)])  # what a running broker knows; the emptied batch itself does not tell it
     life.round(now=1_000, delete_retention_ms=10)
     assert life.shape() == ["0-0C!", "1-2"]
@@ -191,161 +166,47 @@ def test_emptied_marker_is_kept_for_its_epoch_and_read_again(tmp_path: Path) -> 
         assert life.shape() == ["(0-0M)", "1-2"]
 
 
-def test_committed_transaction_over_two_groups(tmp_path: Path) -> None:
-    """testCommittedTransactionSpanningSegments (KAFKA-8351): data and marker in segments that are cleaned apart."""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    log.roll()
-    log.commit(1)
-    life = Life(tmp_path, log)
-    for _ in range(2):
-        life.round(first_dirty_offset=0, now=LATER, segment_bytes=1)
-        assert life.shape() == ["0-0", "1-1C"]
-        assert [base for base, _ in (life.summary.segments if life.summary else ())] == [0, 1]
-
-
-def test_aborted_transaction_over_two_groups(tmp_path: Path) -> None:
-    """testAbortedTransactionSpanningSegments: the producer's last batch stays empty, and so its marker stays."""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    log.roll()
-    log.abort(1)
-    life = Life(tmp_path, log)
-    for _ in range(3):
-        life.round(first_dirty_offset=0, now=LATER, segment_bytes=1)
-        assert life.shape() == ["(0-0)", "1-1A"]
-        assert list(transaction_index(life.folder)) == [1]
-
-
-def test_abort_marker_goes_after_two_more_rounds(tmp_path: Path) -> None:
-    """testAbortMarkerRemoval"""
-    log = LogBuilder()
-    log.put("1=a", "2=a", pid=1, txn=True)
-    log.abort(1)  # 2
-    log.put("3=c", pid=1)
-    life = Life(tmp_path, log)
-    life.round(now=1_000, delete_retention_ms=100)
-    assert life.shape() == ["2-2A", "3-3"]
-    assert list(transaction_index(life.folder)) == [2]
-    life.round(first_dirty_offset=0, now=1_000, delete_retention_ms=100)
-    assert life.shape() == ["2-2A!", "3-3"]
-    assert transaction_index(life.folder) == {}
-    life.round(first_dirty_offset=0, now=1_100)
-    assert life.shape() == ["3-3"]
-
-
 def test_last_batch_is_found_by_offset_not_by_sequence(tmp_path: Path) -> None:
     """testEmptyBatchRemovalWithSequenceReuse (KAFKA-8335): __consumer_offsets writes sequence 0 again and again."""
     log = LogBuilder()
-    log.put("2=a", pid=1, txn=True, sequence=0)
-    log.commit(1)
-    log.put("2=b", pid=1, txn=True, sequence=0)  # 2
-    log.commit(1)
-    log.put("2=c", pid=2)  # 4
-    life = Life(tmp_path, log)
-    life.round(now=1_000, delete_retention_ms=10)
-    assert life.shape() == ["1-1C", "(2-2)", "3-3C", "4-4"]
-    life.round(first_dirty_offset=0, now=1_000, delete_retention_ms=10)
-    assert life.shape() == ["1-1C!", "(2-2)", "3-3C", "4-4"]
+    for value in ("2=a", "2=b"):
+        log.put(value, pid=1, txn=True, sequence=0)
+        log.commit(1)
+    life = Life(tmp_path, log.add("2: 2=c"))
+    for marker in ("1-1C", "1-1C!"):
+        life.round(first_dirty_offset=0, now=1_000, delete_retention_ms=10)
+        assert life.shape() == [marker, "(2-2)", "3-3C", "4-4"]
 
 
-def test_abort_marker_stays_with_the_empty_batch(tmp_path: Path) -> None:
-    """testAbortMarkerRetentionWithEmptyBatch: entry and marker live as long as the producer's emptied last batch."""
-    log = LogBuilder()
-    log.put("1=a", "2=a", pid=1, txn=True)
-    log.abort(1)  # 2
-    life = Life(tmp_path, log)
-    for now in (1_000, LATER, LATER):
-        life.round(first_dirty_offset=0, now=now)
-        assert life.shape() == ["(0-1)", "2-2A"]
-        assert list(transaction_index(life.folder)) == [2]
-    log.put("3=b", pid=1, txn=True)  # 3
-    log.commit(1)
-    life.round(now=LATER, delete_retention_ms=5)
-    assert life.shape() == ["2-2A", "3-3", "4-4C"]
-    life.round(first_dirty_offset=0, now=LATER, delete_retention_ms=5)
-    assert life.shape() == ["2-2A!", "3-3", "4-4C"]
-    assert transaction_index(life.folder) == {}
-    life.round(first_dirty_offset=0, now=LATER + 5)
-    assert life.shape() == ["3-3", "4-4C"]
+def marker_of(kind: int, value: bytes | None) -> bytearray:
+    """A marker in its batch, whose checksum is not right yet."""
+    made = bytearray(encode_batch([RecordToEncode(1, 1_001, bytes((0, 0, 0, kind)), value)], producer=ProducerFields(1, 0, -1, True)))
+    made[22] |= 0x20
+    return made
 
 
-def test_last_sequence_of_every_producer_is_kept(tmp_path: Path) -> None:
-    """testLogCleanerRetainsProducerLastSequence"""
-    log = LogBuilder()
-    log.put("0=a")
-    log.put("0=b", pid=1)
-    log.put("0=c", pid=2)
-    log.put("0=d", pid=3)
-    log.put("1=e", pid=3)  # 4: frees offset 3
-    log.put("0=f", pid=4)
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.shape() == ["(1-1)", "(2-2)", "4-4", "5-5"]
-    assert [(b.producer_id, b.producer_epoch, b.base_sequence) for b in life.batches()] == [(1, 0, 0), (2, 0, 0), (3, 0, 1), (4, 0, 0)]
-    log.put("9=g", pid=1)
-    life.round()
-    assert life.shape() == ["(2-2)", "4-4", "5-5", "6-6"]
-
-
-def test_last_sequence_is_kept_though_the_transaction_was_aborted(tmp_path: Path) -> None:
-    """testLogCleanerRetainsLastSequenceEvenIfTransactionAborted"""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    log.put("2=a", "3=a", pid=1, txn=True)
-    log.abort(1)  # 3
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.shape() == ["(1-2)", "3-3A"]
-    assert life.batches()[0].base_sequence == 1
-    log.put("4=b", pid=1)
-    life.round()
-    assert life.shape() == ["3-3A", "4-4"]
-
-
-def test_user_keys_that_look_like_markers_drop_no_markers(tmp_path: Path) -> None:
-    """testCleaningWithKeysConflictingWithTxnMarkerKeys (KAFKA-14055): control records never meet the map."""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    log.commit(1)  # 1: its key is 00 00 00 01
-    log.put("2=a", pid=1, txn=True)
-    log.abort(1)  # 3: its key is 00 00 00 00
-    log.put(b"\x00\x00\x00\x01=user", b"\x00\x00\x00\x00=user")
-    log.put("3=a", pid=1)
-    life = Life(tmp_path, log)
-    life.round()
-    assert life.shape() == ["0-0", "1-1C", "3-3A", "4-5", "6-6"]
+def refusal(tmp_path: Path, marker: bytearray, gate: int = 0) -> BadData:
+    log = log_of("1t: 1=a")
+    log.raw(fix_crc(bytes(marker)), 1)
+    refused = refused_cleaning(tmp_path, log.add("1=b"), gate_budget_bytes=gate)
+    assert refused.offset == 1
+    return refused
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("gate", [0, 1 << 20])
 def test_control_key_longer_than_all_memory_is_refused(kind: int, gate: int, tmp_path: Path) -> None:
     """A sum of it and a position is negative (found by the fuzz, which read there)."""
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    made = bytearray(encode_batch([RecordToEncode(1, 1_001, bytes((0, 0, 0, kind)), bytes(6))], producer=ProducerFields(1, 0, -1, True)))
-    made[22] |= 0x20
+    made = marker_of(kind, bytes(6))
     at = made.index(bytes((8, 0, 0, 0, kind)))
     made[at : at + 1] = encode_varint(2**63 - 1)
     made[8:12] = (len(made) - 12).to_bytes(4, "big")
     made[61] += 2 * 9
-    log.raw(fix_crc(bytes(made)), 1)
-    log.put("1=b")
-    with pytest.raises(BadData) as refused:
-        clean_log_directory(log.write(tmp_path / "log"), tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=gate))
-    assert (refused.value.offset, refused.value.position > 0) == (1, True)
+    assert refusal(tmp_path, made, gate).position > 0
 
 
 def test_control_record_without_a_value_is_refused(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
-    made = bytearray(encode_batch([RecordToEncode(1, 1_001, b"\x00\x00\x00\x01", None)], producer=ProducerFields(1, 0, -1, True)))
-    made[22] |= 0x20
-    log.raw(fix_crc(bytes(made)), 1)
-    log.put("1=b")
-    with pytest.raises(BadData, match="a control record without a value") as refused:
-        Life(tmp_path, log).round()
-    assert refused.value.offset == 1
+    assert "a control record without a value" in str(refusal(tmp_path, marker_of(1, None), 1 << 20))
 
 
 @pytest.mark.parametrize("told", [0, 3])
@@ -354,15 +215,7 @@ def test_an_index_entry_that_begins_after_data_of_its_transaction_is_made_anew(t
 
     The result is Kafka's for the entry of a broker that knows the whole transaction (``told`` = 0). For the other one Kafka keeps "a".
     """
-    log = LogBuilder()
-    log.put("a=aborted", pid=5, txn=True)  # 0
-    log.put("b=1")  # 1
-    log.roll()
-    log.put("c=1", pid=6, txn=True)  # 2
-    log.put("d=aborted", pid=5, txn=True)  # 3
-    log.abort(5)  # 4
-    log.commit(6)  # 5
-    log.put("e=1", pid=5)  # 6
+    log = log_of("5t: a=aborted; b=1; /; 6t: c=1; 5t: d=aborted; 5 aborts; 6 commits; 5: e=1")
     folder = log.write(tmp_path / "log", indexes=True)
     txn_index(folder, 2, [(5, told, 4, 2)])
     clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=1 << 20))

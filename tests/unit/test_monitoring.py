@@ -24,7 +24,7 @@ from compactor.features.serve.pages import EndpointPages
 from compactor.service_metrics import MOST_LABELLED, OWN
 from compactor.web.console import PartitionListQuery, RequestRouter
 from compactor.web.pages import AgentPages, DaemonPages
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support import console_samples
 from tests.support.tier_cli import TierCli
 from tests.support.tools_for_tests import program
@@ -165,8 +165,7 @@ def rules() -> list[dict[str, Any]]:
 
 def serve_metrics(folder: Path) -> str:
     cli = TierCli(folder)
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     cli.bring(log.write(folder / "log"))
     settings = load_settings(str(cli.config), {})
     endpoint = Endpoint(open_tier(settings), settings, "127.0.0.1:0")

@@ -16,10 +16,7 @@ from tests.builders import LogBuilder
 @pytest.fixture
 def replayed(tmp_path: Path) -> ProducerStates:
     """Up to offset 25: producer 1 wrote 20 to 21 and was ended at 22, 2 has written 23 to 24 and is in a transaction."""
-    log = LogBuilder(20)
-    log.put("a=1", "b=1", pid=1, txn=True)
-    log.commit(1)
-    log.put("c=1", "d=1", pid=2, txn=True)
+    log = LogBuilder(20).add("1t: a=1 b=1; 1 commits; 2t: c=1 d=1")
     (path,) = log.write(tmp_path).glob("*.log")
     return ProducerStates.empty_producer_states().replay_batches(open_source_segment(0, path, 20, 25, 0, -1, 1 << 20).table)
 
@@ -78,10 +75,7 @@ def test_a_snapshot_is_taken_back_to_where_its_segment_is_read(replayed: Produce
 
 
 def test_a_segment_is_cut_where_brokers_go_on_in_another(tmp_path: Path) -> None:
-    log = LogBuilder(20)
-    log.put("a=1", "b=1", pid=1, txn=True)
-    log.abort(1)
-    log.put("c=1", "d=1")
+    log = LogBuilder(20).add("1t: a=1 b=1; 1 aborts; c=1 d=1")
     (path,) = log.write(tmp_path).glob("*.log")
     whole = open_source_segment(0, path, 20, 25, 0, -1, 1 << 20)
     cut = segment_cut_after_offset(whole, 22)

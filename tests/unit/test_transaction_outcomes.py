@@ -6,7 +6,7 @@ import numpy as np
 
 from compactor.cleaner.retention import UNDECIDED, find_txn_outcomes
 from compactor.records.batches import ABORT, COMMIT, BatchTable, parse_batch_headers
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 
 
 def table_of(log: LogBuilder) -> BatchTable:
@@ -46,8 +46,7 @@ def test_in_pieces_it_is_the_same() -> None:
 
 
 def test_a_producer_without_a_marker_stays_unknown() -> None:
-    log = LogBuilder()
-    log.put("1=a", pid=1, txn=True)
+    log = log_of("1t: 1=a")
     known: dict[int, int] = {}
     assert find_txn_outcomes(table_of(log), known).tolist() == [UNDECIDED]
     assert known == {}

@@ -11,7 +11,7 @@ import pytest
 from compactor.cleaner.retention import txn_index_problem
 from compactor.cleaner.source import SourceSegment, open_source_segment
 from compactor.records.indexes import TXN_ENTRY
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 
 Entry = tuple[int, int, int, int]
 """Producer id, first offset, last offset, last stable offset."""
@@ -83,7 +83,6 @@ def test_entries_ascend(source: SourceSegment) -> None:
 
 
 def test_a_segment_without_transactions_has_none(tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1")
+    log = log_of("a=1 b=1")
     (path,) = log.write(tmp_path).glob("*.log")
     assert "no abort marker" in told(open_source_segment(0, path, 0, None, 0, -1, 1 << 20), (7, 0, 1, 2))

@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 from compactor.read.pieces import SegmentReader
 from compactor.read.records import MessageLike
 from compactor.upkeep.retire import GraceClock, retire_partition
-from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, read
+from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, log_of, read
 from tests.plain_format import Batch, Record
 from tests.support.keys import object_key
 from tests.support.plain_broker import PlainBroker, consumed
@@ -210,14 +210,9 @@ def test_view_latest_returns_last_records_and_then_every_record(seed: int, tier:
 
 
 def test_read_committed_hands_over_where_a_transaction_is_open(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("b=1", pid=5, txn=True)
-    log.put("c=1")
-    log.roll()
+    log = log_of("a=1; 5t: b=1; c=1; /")
     import_log(tier, log.write(tmp_path / "log"))
-    log.abort(5)
-    log.put("d=1")
+    log.add("5 aborts; d=1")
     broker = PlainBroker(NAME, batches_of(log.write(tmp_path / "log")))
     with TieredConsumer(tier, broker, options()) as consumer:
         consumer.assign([Place(*NAME, 0)])
@@ -231,9 +226,7 @@ def test_read_committed_hands_over_where_a_transaction_is_open(tier: Tier, tmp_p
 
 
 def test_the_tier_is_read_again_after_the_broker_deleted_the_position(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.roll()
+    log = log_of("a=1 b=1; /")
     folder = log.write(tmp_path / "log")
     import_log(tier, folder)
     broker = PlainBroker(NAME, batches_of(folder))
@@ -241,9 +234,7 @@ def test_the_tier_is_read_again_after_the_broker_deleted_the_position(tier: Tier
         consumer.assign([Place(*NAME, 0)])
         assert [message.offset() for message in read_until(consumer, 1)] == [0, 1]
         assert consumer.consume(1, timeout=REFRESH_S) == []
-        log.put("c=1", "d=1")
-        log.roll()
-        log.put("e=1")
+        log.add("c=1 d=1; /; e=1")
         broker.batches = batches_of(log.write(folder))
         broker.start = 4  # c and d are gone there, and not in the tier yet
         error = None
@@ -260,8 +251,7 @@ def test_the_tier_is_read_again_after_the_broker_deleted_the_position(tier: Tier
 
 
 def test_a_broker_log_that_ends_below_the_position_is_reported(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1")
+    log = log_of("a=1 b=1")
     folder = log.write(tmp_path / "log")
     import_log(tier, folder)
     broker = PlainBroker(NAME, [])
@@ -329,8 +319,7 @@ def test_a_consumer_seeks_assigns_and_finds_offsets_by_time(tier: Tier, tmp_path
 
 
 def test_an_offset_below_the_tier_begins_as_offset_reset_says(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder(next_offset=10)
-    log.put("a=1", "b=1")
+    log = LogBuilder(next_offset=10).add("a=1 b=1")
     import_log(tier, log.write(tmp_path / "log"))
     for reset, first in (("earliest", 10), ("latest", 12)):
         with TieredConsumer(tier, options=options(offset_reset=reset)) as consumer:
@@ -349,16 +338,14 @@ def test_an_offset_below_the_tier_begins_as_offset_reset_says(tier: Tier, tmp_pa
 
 
 def test_a_partition_that_the_tier_does_not_hold_is_refused(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     import_log(tier, log.write(tmp_path / "log"))
     with TieredConsumer(tier) as consumer, pytest.raises(UsageError, match="holds no partition other-3"):
         consumer.assign([Place("other", 3)])
 
 
 def test_a_partition_that_only_the_broker_holds_is_read_from_the_broker(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1", "b=1")
+    log = log_of("a=1 b=1")
     folder = log.write(tmp_path / "log")
     broker = PlainBroker(NAME, batches_of(folder), start=1)
     with TieredConsumer(tier, broker, options()) as consumer:
@@ -393,10 +380,7 @@ def test_a_few_threads_and_a_small_queue_serve_many_partitions(tier: Tier, tmp_p
 
 
 def test_a_missing_object_is_raised_after_the_records_before_it_were_returned(tier: Tier, tmp_path: Path) -> None:
-    log = LogBuilder()
-    log.put("a=1")
-    log.roll()
-    log.put("b=1")
+    log = log_of("a=1; /; b=1")
     import_log(tier, log.write(tmp_path / "log"))
     key = object_key(NAME, state_of(tier).live[1])
     sound = tier.ports.data.get(key)

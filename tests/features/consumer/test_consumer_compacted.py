@@ -14,7 +14,7 @@ from compactor.consumer import ConsumerOptions, TieredConsumer
 from compactor.features.consumer.group import FetchResult
 from compactor.features.consumer.sources import Mode
 from compactor.read.records import Place
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.features.consumer.test_consumer import import_log
 from tests.support.plain_broker import PlainBroker
 from tests.support.spark_tier import NAME, Twins
@@ -43,8 +43,7 @@ class CompactingBroker(PlainBroker):
 def tier(tmp_path: Path) -> Tier:
     """It holds ``k0=v1``; the tombstone at offset 2 came later."""
     made = Twins(tmp_path / "twins").local
-    log = LogBuilder()
-    log.put("k0=v1", "a=1")
+    log = log_of("k0=v1 a=1")
     import_log(made, log.write(tmp_path / "before"))
     return made
 
@@ -53,8 +52,7 @@ def tier(tmp_path: Path) -> Tier:
 def broker(tmp_path: Path) -> CompactingBroker:
     log = LogBuilder()
     log.put("a=1", offsets=(1,))
-    log.skip(1)
-    log.put("b=1", "c=1")
+    log.add("+1; b=1 c=1")
     return CompactingBroker(NAME, list(batches_of(log.write(tmp_path / "cleaned"))), missing=2)
 
 

@@ -24,7 +24,7 @@ from compactor.read.pieces import SegmentReader
 from compactor.read.ranges import read_record_blocks
 from compactor.read.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.tier.ports import SegmentLayout
-from tests.builders import LZ4, NONE, LogBuilder, read
+from tests.builders import LZ4, NONE, LogBuilder, log_of, read
 from tests.support.plain_broker import PlainBroker, consumed
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
@@ -48,16 +48,9 @@ def offsets_of(tier: Tier, extent: OffsetRangeToRead, *, ahead: int = 0, committ
 def test_a_reader_skips_aborted_records_after_rounds_removed_their_marker(tmp_path: Path) -> None:
     """The reader's segments are still in grace; two rounds have removed the marker from the live ones."""
     tier = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 400\ndelete_retention_ms = 0").local
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     log.put(*(f"k{number}={'x' * 60}" for number in range(4)), pid=5, txn=True)
-    log.roll()
-    log.abort(5)
-    log.put("b=1")
-    log.roll()
-    log.put("c=1", pid=5, txn=True)
-    log.commit(5)
-    log.put("d=1")
+    log.add("/; 5 aborts; b=1; /; 5t: c=1; 5 commits; d=1")
     import_log(tier, log.write(tmp_path / "log"))
     before = state_of(tier)
     extent = OffsetRangeToRead(NAME, 0, before.end_offset, before.live)
@@ -188,10 +181,7 @@ class UnreachableBroker(PlainBroker):
 def test_the_hand_over_is_retried_while_the_broker_does_not_answer(first: int, tmp_path: Path) -> None:
     """From offset 0 the broker is asked for records before the tier; from 10 it is to continue where the tier ends."""
     tier = Twins(tmp_path / "twins").local
-    log = LogBuilder(next_offset=10)
-    log.put("a=1", "b=1")
-    log.roll()
-    log.put("c=1")
+    log = LogBuilder(next_offset=10).add("a=1 b=1; /; c=1")
     folder = log.write(tmp_path / "log")
     whole = [batch for batches in read(folder).values() for batch in batches]
     (folder / f"{12:020}.log").unlink()

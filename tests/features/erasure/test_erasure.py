@@ -19,7 +19,7 @@ from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 from compactor.storage.keys import RESERVED
 from compactor.tier.ports import SegmentIdAndStartOffset
-from tests.builders import LZ4, LogBuilder
+from tests.builders import LZ4, LogBuilder, log_of
 from tests.support.bucket_cli import BucketCli
 from tests.support.s3_server import Bucket
 from tests.support.tier_cli import TierCli
@@ -291,8 +291,7 @@ class TestErasedValuesComeBackOnlyByAWord:
     def test_what_continues_the_tier_needs_no_word(self, topic: Topic) -> None:
         topic.ask("a", "--expedite")
         topic.bring("d=1")
-        made = LogBuilder()
-        made.put("a=1")
+        made = log_of("a=1")
         other = made.write(topic.folder / "another partition")
         assert topic.cli.ask("import", other, "--topic", "orders", "--partition", 1).code == 0, "a partition that the tier never had"
 

@@ -14,7 +14,7 @@ from compactor.features.erasure.topic import (
     survey_topic,
 )
 from compactor.model.ids import TopicPartition
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.support.memory_brokers import MemoryBrokers
 
 NAME = TopicPartition("orders", 0)
@@ -32,14 +32,7 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     cleaner = {"bloom": False}
     brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": cleaner, "publish": {"grace_ms": 0}})
     brokers.topic("orders", {"delete.retention.ms": "0"})
-    log = LogBuilder()
-    log.put("a=1", "b=1")
-    log.roll()
-    log.put("a", "c=1")
-    log.roll()
-    log.put("d=1")
-    log.roll()
-    log.put("b")
+    log = log_of("a=1 b=1; /; a c=1; /; d=1; /; b")
     brokers.tier(NAME, log.write(tmp_path / "orders-0"))
     opened = brokers.opened()
     question = asked(brokers, b"a")
@@ -64,16 +57,12 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
 def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) -> None:
     brokers = MemoryBrokers(tmp_path / "brokers", {"cleaner": {"bloom": False}, "publish": {"grace_ms": 0}})
     brokers.topic("orders", {"delete.retention.ms": "0"})
-    lost = LogBuilder()
-    lost.put("x=1")
-    lost.put("a=1")
+    lost = log_of("x=1; a=1")
     brokers.tier(NAME, lost.write(tmp_path / "lost" / "orders-0"))
     # An unclean election: another leader has written offset 1 anew.
     kept = LogBuilder(next_offset=1)
     kept.leader_epoch = 2
-    kept.put("b=1")
-    kept.roll()
-    kept.put("c=1")
+    kept.add("b=1; /; c=1")
     opened = brokers.opened()
     brokers.restart(NAME)
     brokers.tier(NAME, kept.write(tmp_path / "kept" / "orders-0"))

@@ -237,9 +237,7 @@ def test_a_deleted_topic_leaves_an_empty_table_and_a_new_one_takes_its_place(hou
 def test_another_incarnation_replaces_all_files_of_the_partition(house: House) -> None:
     house.cli.run()
     house.update()
-    other = LogBuilder(topic_id="BBBBBBBBBBBBBBBBBBBBBQ")
-    other.put("z=1")
-    other.roll()
+    other = LogBuilder(topic_id="BBBBBBBBBBBBBBBBBBBBBQ").add("z=1; /")
     house.cli.do("import", other.write(house.folder / "again"), "--topic", "orders", "--partition", 0, "--new-incarnation")
     house.update()
     assert house.rows() == []
@@ -383,9 +381,7 @@ def test_two_processes_make_a_new_catalog_at_once(house: House, monkeypatch: pyt
 def test_two_partitions_share_a_table(house: House) -> None:
     other = LogBuilder()
     other.put("a=of the other partition")
-    other.roll()
-    other.put("b=1")
-    other.roll()
+    other.add("/; b=1; /")
     house.cli.do("import", other.write(house.folder / "other"), "--topic", "orders", "--partition", 1)
     house.cli.do("run", "--force")
     house.update()

@@ -121,9 +121,7 @@ def update_partition(house: House, partition: int) -> OutputReport:
 def add_partition(house: House) -> None:
     other = LogBuilder()
     other.put("a=of the other partition")
-    other.roll()
-    other.put("b=1")
-    other.roll()
+    other.add("/; b=1; /")
     house.cli.do("import", other.write(house.folder / "other"), "--topic", "orders", "--partition", 1)
     house.cli.do("run", "--force")
 

@@ -438,8 +438,7 @@ def test_a_segment_that_changes_while_it_is_imported(live: bool, cli: TierCli, b
 
 
 def test_negative_timestamps_are_told_at_the_door(cli: TierCli, tmp_path: Path) -> None:
-    log = LogBuilder(time=-5_000)
-    log.put("a=1", "b=2")
+    log = LogBuilder(time=-5000).add("a=1 b=2")
     folder = log.write(tmp_path / "orders-0")
     answer = cli.ask("import", folder)
     assert answer.code == 0
@@ -455,12 +454,9 @@ def test_negative_timestamps_are_told_at_the_door(cli: TierCli, tmp_path: Path) 
 
 def test_a_round_refuses_what_kafka_refuses(cli: TierCli, tmp_path: Path) -> None:
     """The batch must be written anew, and keeps a record with a negative timestamp."""
-    log = LogBuilder(time=-5_000)
-    log.put("a=1", "b=2")
+    log = LogBuilder(time=-5000).add("a=1 b=2")
     log.time = 5
-    log.put("a=3")
-    log.roll()
-    log.put("c=1")
+    log.add("a=3; /; c=1")
     cli.do("import", log.write(tmp_path / "orders-0"))
     answer = cli.ask("run", "--force")
     assert (answer.code, answer.document["partitions"][0]["status"]) == (3, "quarantined")

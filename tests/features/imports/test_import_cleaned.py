@@ -10,7 +10,7 @@ import pytest
 
 from compactor.features.agent.plan import UploadFailureReason
 from compactor.features.imports import import_
-from tests.builders import Life, LogBuilder, live
+from tests.builders import Life, LogBuilder, live, log_of
 from tests.support.side_broker import SideScene, settle, stands
 from tests.support.tier_cli import TierCli
 
@@ -28,9 +28,7 @@ def cli(tmp_path: Path) -> TierCli:
 @pytest.fixture
 def story() -> LogBuilder:
     """A key with a value, and a record of a transaction that is open."""
-    log = LogBuilder()
-    log.put("k0=v1")
-    log.put("t=open", pid=7, txn=True)
+    log = log_of("k0=v1; 7t: t=open")
     for number in range(20):
         log.put(f"first-{number}=1")
     log.roll()
@@ -39,10 +37,7 @@ def story() -> LogBuilder:
 
 def go_on(log: LogBuilder) -> None:
     """The key is deleted, the transaction aborted; its producer commits another one."""
-    log.put("k0")
-    log.abort(7)
-    log.put("t=later", pid=7, txn=True)
-    log.commit(7)
+    log.add("k0; 7 aborts; 7t: t=later; 7 commits")
     for number in range(20):
         log.put(f"second-{number}=1")
     log.roll()
@@ -124,8 +119,7 @@ def test_the_same_log_uncleaned_continues_it(cli: TierCli, story: LogBuilder, tm
 def test_a_log_that_was_cleaned_below_the_tiers_end_continues_it(cli: TierCli, story: LogBuilder, tmp_path: Path) -> None:
     """As with a min.compaction.lag.ms above the time between two imports."""
     story.segments[0][1][1:1] = []
-    story.put("first-3=2")
-    story.roll()
+    story.add("first-3=2; /")
     assert cli.do("import", directory(story, tmp_path / "before"))["end_offset"] == END
     go_on(story)
     source = cleaned(story, tmp_path / "leader", rounds=1, first_uncleanable_offset=END + 1)
@@ -188,9 +182,7 @@ def test_directories_of_one_cleaned_log_that_grow_are_one_import(is_accepted: bo
         shutil.copy2(path, part)
     end = cli.do("import", part)["end_offset"]
     if not is_accepted:
-        log.put("k0")
-        log.roll()
-        log.put("z=1")
+        log.add("k0; /; z=1")
         whole = cleaned(log, tmp_path / "later")
         assert "2:k0=v1" not in live(whole)
     answer = cli.ask("import", whole)

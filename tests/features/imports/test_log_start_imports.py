@@ -90,8 +90,7 @@ def test_a_live_import_waits_for_a_segment_that_readers_may_read(
     folder = recorded(tmp_path / "broker", log_start)
     bring(tier, log, folder, live=True)
     assert not held or offsets(tier) == held
-    log.roll()
-    log.put("k=9")
+    log.add("/; k=9")
     bring(tier, log, folder, live=True)
     assert offsets(tier) == list(range(log_start, 12))
 
@@ -122,9 +121,7 @@ def test_a_truncation_at_or_below_the_log_start_is_refused(tier: Tier, log: LogB
     for offset in range(4):
         other.put(f"k{offset}=0")
     other.leader_epoch = 5
-    other.put("k=new")
-    other.roll()
-    other.put("k=newer")
+    other.add("k=new; /; k=newer")
     folder = other.write(tmp_path / "replica" / str(NAME))
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 4\n")
     with pytest.raises(BadData, match="was discarded") as refused:
@@ -140,8 +137,7 @@ def test_another_tier_gets_the_log_start_of_its_source(tier: Tier, log: LogBuild
     (done,) = import_tier(tier, target, [NAME], ImportOptions())
     assert (done.import_status, offsets(target)) == ("imported", list(range(6, 12)))
     assert (state_of(target).start_offset, state_of(target).log_start) == (4, 6)
-    log.roll()
-    log.put("k=12")
+    log.add("/; k=12")
     bring(tier, log, tmp_path / "broker" / str(NAME))
     delete_records(tier, NAME, 9)
     import_tier(tier, target, [NAME], ImportOptions())
@@ -204,8 +200,7 @@ def test_an_empty_log_of_which_nothing_is_missing_is_up_to_date(
 
 
 def test_a_log_whose_beginning_is_in_remote_storage_comes_in_with_a_remark(tier: Tier, tmp_path: Path) -> None:
-    made = LogBuilder(next_offset=100)
-    made.put("a=1")
+    made = LogBuilder(next_offset=100).add("a=1")
     log_dir = made.write(recorded(tmp_path / "broker", 0))
     report = import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy())
     assert (report.segments, [note for note in report.notes if "offsets 0 to 99" in note] != []) == (1, True)

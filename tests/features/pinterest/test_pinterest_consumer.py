@@ -43,10 +43,8 @@ def log() -> LogBuilder:
             made.put(record)
         made.roll()
         made.put(f"y{number}=1", "gone=", pid=7, txn=True)
-        made.commit(7)
-        made.roll()
-    made.put("last=1")
-    made.roll()
+        made.add("7 commits; /")
+    made.add("last=1; /")
     return made
 
 

@@ -27,7 +27,7 @@ from compactor.features.pinterest.output import delete_due_generations, read_par
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.wrappers import ReadOnlyStore
-from tests.builders import LZ4, NONE, LogBuilder
+from tests.builders import LZ4, NONE, LogBuilder, log_of
 from tests.support.plain_pinterest import PlainConsumer, Stalled, upload
 from tests.support.tier_cli import GrowingTier, TierCli, batches_of
 
@@ -393,9 +393,7 @@ def test_list_and_retire_on_the_command_line(house: House) -> None:
 
 def test_many_partitions_by_their_topics(house: House) -> None:
     for name in ("orders-1", "other-0"):
-        log = LogBuilder()
-        log.put("x=1")
-        log.roll()
+        log = log_of("x=1; /")
         topic, _, number = name.rpartition("-")
         house.cli.do("import", log.write(house.folder / name, indexes=True), "--topic", topic, "--partition", number)
 

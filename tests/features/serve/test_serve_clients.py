@@ -85,8 +85,7 @@ def test_clients_stop_before_an_open_transaction_and_begin_at_a_raised_log_start
     log = LogBuilder()
     for number in range(6):
         log.put(f"k{number}=1", f"l{number}=1")
-    log.put("open=1", pid=7, txn=True)
-    log.put("after=1")
+    log.add("7t: open=1; after=1")
     folder = log.write(tmp_path / "log")
     cli.bring(folder)
     cli.do("topics", "delete-records", "orders-0", "--before", "3")

@@ -21,7 +21,7 @@ from compactor.features.serve.endpoint import JOINED, LEAST_RESPONSE, MOST_VIEWS
 from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import ForwardingStore
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
 from tests.plain_format import read_batches
 from tests.support.endpoint import Client, fetch_request, served
@@ -112,8 +112,7 @@ def test_the_first_batch_comes_whatever_the_budgets_and_no_other_one_beyond_them
 
 @pytest.mark.parametrize("version", range(4, 18))
 def test_each_version_of_fetch_is_answered(cli: TierCli, version: int) -> None:
-    log = LogBuilder(topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    log.put("a=1")
+    log = LogBuilder(topic_id="AAAAAAAAAAAAAAAAAAAAAQ").add("a=1")
     cli.named = "named-0"
     cli.bring(log.write(cli.folder / "named"))
     with served(cli.config) as endpoint, Client(endpoint) as client:
@@ -143,8 +142,7 @@ def test_an_unavailable_store_is_asked_once_for_all_and_closes_no_connection(cli
 
 def test_a_search_for_markers_does_not_hold_up_the_end(tmp_path: Path) -> None:
     cli = TierCli(tmp_path / "cli", {"cleaner": {"segment_bytes": 400}, "serve": {"read_ahead": 0}})
-    log = LogBuilder()
-    log.put("a=1", pid=7, txn=True)
+    log = log_of("7t: a=1")
     for number in range(5):
         log.roll()
         log.put(f"b{number}=1")

@@ -16,7 +16,7 @@ from compactor.features.serve import pieces
 from compactor.features.serve.endpoint import Endpoint
 from compactor.features.serve.protocol import ErrorCode
 from compactor.storage.wrappers import ForwardingStore
-from tests.builders import GZIP, LZ4, NONE, ZSTD, LogBuilder
+from tests.builders import GZIP, LZ4, NONE, ZSTD, LogBuilder, log_of
 from tests.plain_format import Batch, read_batches
 from tests.support.endpoint import Client, RecordTuple, served, shown_by_java
 from tests.support.tier_cli import TierCli, batches_of, visible
@@ -165,10 +165,7 @@ def test_a_lying_offset_index_costs_a_scan_and_no_record(tmp_path: Path, cli: Ti
 
 
 def test_the_last_stable_offset_ends_committed_reads(tmp_path: Path, cli: TierCli) -> None:
-    log = LogBuilder()
-    log.put("a=1")
-    log.put("b=1", pid=7, txn=True)
-    log.put("c=1")
+    log = log_of("a=1; 7t: b=1; c=1")
     cli.bring(log.write(tmp_path / "log"))
     with served(cli.config) as endpoint, Client(endpoint) as client:
         row = client.fetch(TOPIC, 0, committed=True)
@@ -181,8 +178,7 @@ def test_the_last_stable_offset_ends_committed_reads(tmp_path: Path, cli: TierCl
 
 
 def test_offsets_outside_the_log_are_out_of_range_and_its_end_is_waited_at(tmp_path: Path, cli: TierCli) -> None:
-    log = LogBuilder()
-    log.put_segment("a=1", "b=1")
+    log = log_of("a=1; b=1; /")
     cli.bring(log.write(tmp_path / "log"))
     with served(cli.config) as endpoint, Client(endpoint) as client:
         assert client.fetch(TOPIC, 3).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -197,16 +193,14 @@ def test_offsets_outside_the_log_are_out_of_range_and_its_end_is_waited_at(tmp_p
 
 
 def test_topic_ids_are_those_of_the_topic_that_has_the_name_now(tmp_path: Path, cli: TierCli) -> None:
-    log = LogBuilder()
-    log.put("a=1")
+    log = log_of("a=1")
     cli.bring(log.write(tmp_path / "log"))
     with served(cli.config) as endpoint, Client(endpoint) as client:
         topic_id = client.metadata(TOPIC).topics[0].topic_id
         assert topic_id is not None
         assert client.fetch("", 0, version=17, topic_id=topic_id).error_code == 0
         assert client.fetch("", 0, version=17, topic_id=uuid.UUID(int=9)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
-        again = LogBuilder(topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-        again.put("z=1")
+        again = LogBuilder(topic_id="AAAAAAAAAAAAAAAAAAAAAQ").add("z=1")
         cli.do("import", again.write(tmp_path / "again"), "--topic", TOPIC, "--partition", "0", "--new-incarnation")
         assert client.fetch("", 0, version=17, topic_id=topic_id).error_code == ErrorCode.UNKNOWN_TOPIC_ID
         assert [key for _, key, _ in client.read_all(TOPIC, committed=True)] == [b"z"]

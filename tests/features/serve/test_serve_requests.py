@@ -27,7 +27,7 @@ from compactor.features.serve.pages import EndpointPages
 from compactor.features.serve.partitions import Node, leader_of
 from compactor.features.serve.protocol import APIS, ErrorCode
 from compactor.model.ids import TopicPartition
-from tests.builders import LogBuilder
+from tests.builders import LogBuilder, log_of
 from tests.plain_format import read_batches
 from tests.support.endpoint import Client, fetch_request, served
 from tests.support.tier_cli import TierCli, batches_of
@@ -40,8 +40,7 @@ TOPIC = "orders"
 def cli(tmp_path: Path) -> TierCli:
     """orders-0: offsets 0 and 1 in epoch 0, 2 to 4 in epoch 3, 5 in epoch 4; times 1000 to 1005."""
     cli = TierCli(tmp_path / "cli")
-    log = LogBuilder()
-    log.put("a=1", "b=1")
+    log = log_of("a=1 b=1")
     log.leader_epoch = 3
     log.put("c=1", "d=1", "e=1")
     log.leader_epoch = 4

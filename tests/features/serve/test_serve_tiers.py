@@ -28,7 +28,7 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.wrappers import ForwardingStore
 from compactor.upkeep.retire import retire_partition
 from compactor.views.checkpoints import read_only_copy
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.features.imports.test_import_truncated import Log
 from tests.features.pinterest.test_pinterest_tier import Upstream
 from tests.features.serve.test_serve_fetch import TOPIC, all_records, committed_records, log_of_transactions
@@ -199,14 +199,12 @@ def test_what_brokers_and_rounds_delete_is_never_taken_for_damage(
 
 def test_a_topic_that_brokers_create_again_is_another_one(brokers: MemoryBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers_view, "TOPICS_MAX_AGE_S", 0.0)
-    log = LogBuilder()
-    log.put_segment("a=1", "b=1", "c=1")
+    log = log_of("a=1; b=1; c=1; /")
     brokers.tier(NAME, log.write(tmp_path / "log"))
     with serving(brokers) as endpoint, Client(endpoint) as client:
         assert len(client.read_all(TOPIC, committed=True)) == 3
         old = client.metadata(TOPIC).topics[0].topic_id
-        again = LogBuilder()
-        again.put_segment("z=1")
+        again = log_of("z=1; /")
         brokers.topic(TOPIC, number=1)
         brokers.restart(NAME)
         brokers.tier(NAME, again.write(tmp_path / "again"))

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.errors import UsageError
 from compactor.features.spark.session import executors_not_ready_error, require_supported_java, require_supported_pyspark
-from tests.builders import LogBuilder
+from tests.builders import log_of
 from tests.support.tier_cli import TierCli
 
 pytestmark = pytest.mark.quick
@@ -78,8 +78,7 @@ def test_commands_say_it_once_and_change_nothing(command: str, tmp_path: Path, m
     """With several partitions, too: what is wrong with the machine is wrong for all of them."""
     cli = TierCli(tmp_path / "tier", {"cleaner": {"map_engine": "spark"}})
     for number in range(3):
-        log = LogBuilder()
-        log.put("a=1", "a=2")
+        log = log_of("a=1 a=2")
         cli.named = f"orders-{number}"
         cli.bring(log.write(tmp_path / f"log-{number}"))
     before = cli.digest()
