@@ -67,6 +67,4 @@ def written(told: TopicStory, last: int) -> list[tuple[int, bytes | None, bytes 
 
 def test_a_topic_that_is_not_named_is_not_there(cli: TierCli) -> None:
     cli.set(kafka={"topics": ["untold"]})
-    answer = cli.ask("verify", "untold-0")
-    assert answer.code == 2
-    assert "the tier holds no partition untold-0" in answer.stderr
+    cli.refused("verify", "untold-0", code=2, says="the tier holds no partition untold-0")

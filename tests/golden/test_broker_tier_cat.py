@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, MessageLike, Place, TieredConsumer
 from compactor.read.ranges import last_values
 from compactor.views.checkpoints import read_only_copy
@@ -58,7 +56,7 @@ def digest(value: bytes | None) -> str | None:
 def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> None:
     written = local_tier(case, tmp_path) if layout == "kafka-local" else aiven_tier(case, tmp_path)
     cli = broker_cli(tmp_path / "control of it", written, layout)
-    tier = read_only_copy(open_tier(load_settings(str(cli.config), {})))
+    tier = read_only_copy(cli.open())
     end = tier.open_partition_log(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
         stable = last_values(tier, ORDERS, read_committed=isolation == "read_committed").next_offset

@@ -209,9 +209,7 @@ def test_sidecars_are_made_in_the_control_store(scratch: Path, tmp_path: Path) -
     assert all(one["sidecar"] for one in listed)
     assert cli.digest() == before
     cli.set(tier={"control_url": (tier.objects / "control").as_uri()})
-    answer = cli.ask("topics")
-    assert answer.code == 2
-    assert "where brokers keep their segments" in answer.stderr
+    cli.refused("topics", code=2, says="where brokers keep their segments")
 
 
 def test_what_changes_a_tier_says_what_is_missing(scratch: Path, tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
 from compactor.model.remote_log import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.upkeep.orphans import LIKELY, SURE, find_orphans, purge_orphans, read_orphan_list, write_orphan_list
@@ -64,7 +62,7 @@ def left(tmp_path: Path) -> Left:
         if path.is_file() and path != young:
             os.utime(path, (path.stat().st_mtime - 30 * DAY_S,) * 2)
     cli = broker_cli(tmp_path, golden, "kafka-local", events)
-    opened = open_tier(load_settings(str(cli.config), {}))
+    opened = cli.open()
     tier = replace(opened, metadata=BrokerManagedTierMetadataSource(brokers_of(events, tmp_path / "live")))
     keys = [str(path.relative_to(golden.objects)) for path in (*objects, stray, young)]
     return Left(tier, cli, events, tmp_path, keys[:-2], keys[-2], keys[-1])
@@ -119,9 +117,7 @@ def test_a_purge_refuses_another_tier_and_metadata_that_is_old_or_has_holes(left
     with pytest.raises(UsageError, match="the list is of the cluster another"):
         purge_orphans(left.tier, replace(found, cluster_id="another"), data)
     write_orphan_list(found, left.folder / "list.json")
-    answer = left.cli.ask("orphans", "purge", left.folder / "list.json")
-    assert answer.code == 2
-    assert "there is only a snapshot" in answer.stderr
+    left.cli.refused("orphans", "purge", left.folder / "list.json", code=2, says="there is only a snapshot")
     (left.folder / "bad.json").write_text(json.dumps({"format": 1, "orphans": []}))
     with pytest.raises(BadData, match="it is not a list of orphans"):
         read_orphan_list(left.folder / "bad.json")

@@ -8,8 +8,6 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from checkpoint.offsets import first_dirty_offset_in
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import last_values
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
@@ -60,7 +58,7 @@ def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tupl
     catalog.close()
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
-    opened = open_tier(load_settings(str(cli.config), {}))
+    opened = cli.open()
     end = first_dirty_offset_in(opened.open_partition_log(ORDERS).refresh().vector)
     consumed: dict[bytes, tuple[int, bytes | None]] = {}
     for offset, _, key, value, _ in visible(case.log_dir):

@@ -317,9 +317,7 @@ def test_export_and_run_onto_a_full_disk(small_disk: Path, tmp_path: Path, monke
 
     cli.set(tier={"state_dir": str(small_disk / "state")})
     view = cli.do("segments", "list", cli.named)
-    answer = cli.ask("run", "--force")
-    assert answer.code == 6, answer
-    assert "space" in answer.stderr
+    cli.refused("run", "--force", code=6, says="space")
     assert [s["id"] for s in cli.do("segments", "list", cli.named)["segments"] if s["state"] == "COPY_SEGMENT_FINISHED"] == [
         s["id"] for s in view["segments"]
     ]

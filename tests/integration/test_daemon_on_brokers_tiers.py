@@ -109,6 +109,20 @@ def hint_of_orders(hearing: BrokerChangeFeed, opened: Tier) -> int:
     return heard.hints[ORDERS]
 
 
+def failing_after(world: World, appends: int) -> tuple[Daemon, list[int]]:
+    """A daemon whose first round fails, as no broker takes more records than ``appends``; and how many more are taken."""
+    left = [appends]
+
+    def fate() -> Loss:
+        left[0] -= 1
+        return Loss(before=left[0] < 0)
+
+    daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
+    world.settle(daemon)
+    assert jobs(daemon) == {("round", "failed"): 1}
+    return daemon, left
+
+
 def schedule(daemon: Daemon, name: TopicPartition) -> PartitionSchedule:
     return next(one for one in daemon.status().schedules if one.partition == name)
 
@@ -139,15 +153,7 @@ def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_a
 
 def test_brokers_that_go_away_in_mid_protocol_are_waited_for_and_the_round_is_finished(world: World) -> None:
     world.write(ORDERS)
-    left = [2]
-
-    def fate() -> Loss:
-        left[0] -= 1
-        return Loss(before=left[0] < 0)
-
-    daemon = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
-    world.settle(daemon)
-    assert jobs(daemon) == {("round", "failed"): 1}
+    daemon, left = failing_after(world, 2)
     assert "no broker answers" in schedule(daemon, ORDERS).blocked_reason
     assert any(line.startswith("orders-0: round failed") and "no broker answers" in line for line in world.told)
     left[0] = 1000
@@ -163,15 +169,7 @@ def test_brokers_that_go_away_in_mid_protocol_are_waited_for_and_the_round_is_fi
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_what_another_daemon_left_is_finished_by_the_next_one(world: World, after: int) -> None:
     world.write(ORDERS)
-    left = [after]
-
-    def fate() -> Loss:
-        left[0] -= 1
-        return Loss(before=left[0] < 0)
-
-    dead = world.daemon(world.brokers.opened(appending=MemoryMetadataTopic(world.brokers.log, fate=fate)))
-    world.settle(dead)
-    assert jobs(dead) == {("round", "failed"): 1}
+    failing_after(world, after)
     daemon = world.daemon()
     world.settle(daemon)
     assert jobs(daemon)["round", "resumed"] == 1

@@ -6,8 +6,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
 from tests.builders import log_of
 from tests.support.tier_cli import TierCli
@@ -26,7 +24,7 @@ def tier(folder: Path) -> TierCli:
 
 def daemons(cli: TierCli, count: int) -> list[Daemon]:
     """As many processes as there are machines: nothing connects them but the store."""
-    return [Daemon(open_tier(load_settings(str(cli.config))), seed=number) for number in range(count)]
+    return [Daemon(cli.open(), seed=number) for number in range(count)]
 
 
 def settle(running_jobs: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:

@@ -154,6 +154,4 @@ def test_the_data_source_has_text_columns(cli: TierCli) -> None:
 
 def test_a_registry_that_does_not_answer_is_named(cli: TierCli) -> None:
     cli.set(registry={"url": "http://127.0.0.1:9"})
-    answer = cli.ask("cat", "orders-0")
-    assert answer.code == 5
-    assert "the schema registry at http://127.0.0.1:9 does not answer" in answer.stderr
+    cli.refused("cat", "orders-0", code=5, says="the schema registry at http://127.0.0.1:9 does not answer")

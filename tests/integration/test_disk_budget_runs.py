@@ -179,9 +179,7 @@ def test_one_that_stays_full_ends_the_round_and_the_next_run_goes_on(tmp_path: P
         )
         tier.bring(log_of(4).write(tmp_path / "log"))
         (small / "foreign").write_bytes(bytes(4 * SEGMENT - 40 * BLOCK))
-        answer = tier.ask("run", "--force")
-        assert answer.code == 6, answer
-        assert " is full, and was so for " in answer.stderr
+        tier.refused("run", "--force", code=6, says=" is full, and was so for ")
         assert used(small) - used(small / "foreign") < 4 * SEGMENT
         (small / "foreign").unlink()
         assert tier.run()["status"] in ("resumed", "cleaned")

@@ -124,6 +124,5 @@ def test_the_broker_learns_what_is_clean_where_it_keeps_that(cli: TierCli, tmp_p
 
 @pytest.mark.parametrize("words", [("--new-topic-id", ID), ("--leader-epoch-zero", "--new-topic-id", "no-id")])
 def test_a_topic_id_must_be_one_and_comes_with_the_other_option(cli: TierCli, tmp_path: Path, words: tuple[str, ...]) -> None:
-    answer = cli.ask("export", "orders-0", tmp_path / "out", *words)
-    assert answer.code == 2
+    cli.refused("export", "orders-0", tmp_path / "out", *words, code=2)
     assert not (tmp_path / "out").exists()

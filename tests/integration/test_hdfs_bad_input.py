@@ -112,8 +112,7 @@ def test_the_rpc_port_is_no_webhdfs(tmp_path: Path, namenodes: Namenodes, proxie
     cli.set(hdfs={"webhdfs_url": namenodes.rpc})
     assert_one_line(cli, "what answers there is not WebHDFS", "not its RPC port")
     log = log_of("a=1")
-    answer = cli.ask("import", log.write(tmp_path / "log"), "--topic", "orders", "--partition", 0)
-    assert (answer.code, "not its RPC port" in answer.stderr) == (5, True)
+    cli.refused("import", log.write(tmp_path / "log"), "--topic", "orders", "--partition", 0, code=5, says="not its RPC port")
 
 
 QUOTA = "SETQUOTA&storagespacequota=9223372036854775807&namespacequota="

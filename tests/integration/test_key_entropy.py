@@ -61,6 +61,4 @@ def test_tiers_that_others_write_have_no_such_keys(tmp_path: Path) -> None:
     for section, settings in (("tier", {"key_entropy_bits": 4}), ("s3", {"storage_class": "STANDARD_IA"})):
         cli = TierCli(tmp_path / section, {section: settings})
         cli.set(tier={"kind": "object-log", "layout": "pinterest", **(settings if section == "tier" else {})})
-        answer = cli.ask("topics")
-        assert answer.code == 2
-        assert f"{next(iter(settings))} is set, and another program" in answer.stderr
+        cli.refused("topics", code=2, says=f"{next(iter(settings))} is set, and another program")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, TieredConsumer
 from tests.support.cloud_servers import AnyBucket
 from tests.support.deployment import Deployment
@@ -38,7 +36,7 @@ def clean_with_daemon(cli: Deployment) -> None:
 def read_with_consumer(cli: Deployment) -> dict[bytes, bytes]:
     """Return the newest value of each key, as a consumer reads them."""
     read: dict[bytes, bytes] = {}
-    with TieredConsumer(open_tier(load_settings(str(cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+    with TieredConsumer(cli.open(), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place("orders", 0, OFFSET_BEGINNING)])
         while consumer.position([Place("orders", 0)])[0].offset < SEALED:
             for message in consumer.consume(1000, timeout=1):

@@ -42,9 +42,7 @@ def write_log(folder: Path, start: int = 0, rounds: int = 3, time_ms: int = 1_00
     return log.write(folder)
 
 
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "a tier with spaces", {"publish": {"grace_ms": 0}})
+SETTINGS = {"publish": {"grace_ms": 0}}
 
 
 def test_the_whole_job(cli: TierCli, tmp_path: Path) -> None:
@@ -96,8 +94,7 @@ def test_segments_dump_shows_batches_and_records(cli: TierCli, tmp_path: Path) -
         assert [batch["kind"] for batch in dumped["batches"]] == ["data", "data", "data", "data", "abort", "commit"]
         records = dumped["batches"][0]["records"]
         assert [(r["offset"], r["key"], r["value"]) for r in records] == [(0, "a", "1"), (1, "b", "1"), (2, "c", "1"), (3, "d", "1")]
-    answer = cli.ask("segments", "dump", "orders-0", "nonsense")
-    assert (answer.code, "nonsense" in answer.stderr) == (2, True)
+    cli.refused("segments", "dump", "orders-0", "nonsense", code=2, says="nonsense")
 
 
 def test_everything_also_prints_tables(cli: TierCli, tmp_path: Path) -> None:
@@ -263,14 +260,12 @@ def test_a_disk_budget_that_is_too_small_says_what_it_needs(cli: TierCli, tmp_pa
 
 def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     """A foreign leader that is alive: its partition is left alone, and only counts where it was named or nothing else ran."""
-    from compactor.bootstrap import open_tier
-    from compactor.config.settings import load_settings
     from compactor.control.leadership import acquire_leadership
     from compactor.model.ids import TopicPartition
 
     three(cli, tmp_path)
     cli.set(lease={"ttl_ms": 500})
-    other = open_tier(load_settings(str(cli.config), {}))
+    other = cli.open()
 
     def taken(partition: int) -> None:
         log = other.open_partition_log(TopicPartition("orders", partition))

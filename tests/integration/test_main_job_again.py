@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.local import LocalStore
@@ -21,11 +19,7 @@ pytestmark = pytest.mark.quick
 
 DAY = 86_400_000
 NOW = 1_700_000_000_000
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "tier", {"publish": {"grace_ms": 0}})
+SETTINGS = {"publish": {"grace_ms": 0}}
 
 
 def keys(folder: Path) -> list[str]:
@@ -52,7 +46,7 @@ def test_a_new_segment_knows_the_transaction_that_is_open_at_its_end(cli: TierCl
 
 
 def live(cli: TierCli) -> tuple[RemoteLogSegmentMetadata, ...]:
-    opened = open_tier(load_settings(str(cli.config), {}))
+    opened = cli.open()
     opened.identity.read_catalog()
     return opened.open_partition_log(TopicPartition("orders", 0)).refresh().live
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
 from compactor.views.forecast import price_table_of_tier
 from compactor.web.console import PartitionListQuery
@@ -34,7 +32,7 @@ def cli(tmp_path: Path) -> TierCli:
 
 
 def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
-    daemon = Daemon(open_tier(load_settings(str(cli.config))), seed=1)
+    daemon = Daemon(cli.open(), seed=1)
     daemon.scan()
     pages = DaemonPages(daemon.status, daemon.partition_details, prices=price_table_of_tier("s3://bucket"))
     (name,) = [schedule.partition for schedule in daemon.status().schedules]
@@ -52,7 +50,7 @@ def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
     waiting = before.waiting_bytes
     assert waiting > 0
     assert cli.do("retire")["deleted"]
-    another = Daemon(open_tier(load_settings(str(cli.config))), seed=2)
+    another = Daemon(cli.open(), seed=2)
     another.scan()
     after = DaemonPages(another.status, another.partition_details).status_page_document(PartitionListQuery()).totals
     assert (after.reclaimed_24h_bytes, after.waiting_bytes) == (waiting, 0)

@@ -50,5 +50,4 @@ def test_prices_of_ones_own(cli: TierCli, tmp_path: Path) -> None:
     shown = cli.ask("plan", "--prices", table, output="table").document
     assert "prices.toml, 2026-11" in str(shown)
     table.write_text("read_request_usd = 0")
-    answer = cli.ask("plan", "--prices", table)
-    assert (answer.code, "must be numbers" in answer.stderr) == (2, True)
+    cli.refused("plan", "--prices", table, code=2, says="must be numbers")

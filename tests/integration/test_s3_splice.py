@@ -25,17 +25,6 @@ NOW = 1_900_000_000_000
 NETWORK = [Fault("slow_down", rate=0.04), Fault("reset", rate=0.03), Fault("lost", rate=0.05), Fault("cut", rate=0.03)]
 
 
-@pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
-def proxied(request: pytest.FixtureRequest) -> tuple[FaultProxy, Bucket]:
-    found: tuple[FaultProxy, Bucket] = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
-    return found
-
-
-@pytest.fixture
-def proxy(proxied: tuple[FaultProxy, Bucket]) -> FaultProxy:
-    return proxied[0]
-
-
 @pytest.fixture
 def cli(tmp_path: Path, proxied: tuple[FaultProxy, Bucket]) -> BucketCli:
     """A clean segment of 28 MB, and a dirty one with keys of three of its batches."""

@@ -93,9 +93,7 @@ def test_odd_names_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "é", "a b", "t" * 250, "a\x00"])
 def test_what_is_no_name_is_refused_before_anything_is_made(tmp_path: Path, topic: str) -> None:
     cli = TierCli(tmp_path / "cli")
-    answer = cli.ask("import", log_dir(tmp_path / "log", 0), f"--topic={topic}", "--partition", "0")
-    assert answer.code == 2
-    assert "is not a topic name" in answer.stderr
+    cli.refused("import", log_dir(tmp_path / "log", 0), f"--topic={topic}", "--partition", "0", code=2, says="is not a topic name")
     assert not cli.tier.exists()
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
-from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import CountAndDigestSum, RemoteLogSegmentMetadata
 from tests.support.depth import examples
+from tests.support.segments import make_segment
 
 Span = tuple[int, int]
 
@@ -53,11 +54,7 @@ class Model:
 
 
 def segment(name: str, span: Span) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=name, start_offset=Offset(span[0]), end_offset=Offset(span[1]), size_bytes=1, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(span[0])),), files={"log": SegmentFile(size=1)},
-        content=CountAndDigestSum.from_digest_halves(1, span[0], span[1]),
-    )  # fmt: skip
+    return make_segment(name, *span, size=1, at_ms=-1, content=CountAndDigestSum.from_digest_halves(1, *span))
 
 
 class History:

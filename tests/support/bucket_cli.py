@@ -1,4 +1,4 @@
-"""The command line on a tier in a bucket, and time that passes by itself while a store is asked again and again."""
+"""The command line on a tier, in a directory or in a bucket, and time that passes by itself while a store is asked again and again."""
 
 from __future__ import annotations
 
@@ -67,6 +67,12 @@ class Minutes:
         self.seconds += seconds
         if self.seconds >= self.until:
             self.then()
+
+
+@pytest.fixture
+def cli(request: pytest.FixtureRequest, tmp_path: Path) -> TierCli:
+    """The command line on a tier of its own in a directory, with the ``SETTINGS`` of the test's module."""
+    return TierCli(tmp_path / "a tier", dict(getattr(request.module, "SETTINGS", {})))
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CleanerPolicy, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.storage.wrappers import RequestCounters
 from tests.support.memory_store import Clock, MemoryStore, ports_on
+from tests.support.segments import make_segment
 
 ORDERS = TopicPartition("orders", 0)
 LINEAGE = (EpochEntry(LeaderEpoch(0), Offset(0)),)
@@ -27,16 +28,7 @@ def vector(*entries: tuple[int, int]) -> tuple[CleanerOffset, ...]:
 
 
 def segment(segment_id: str, start: int, end: int) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=segment_id,
-        start_offset=Offset(start),
-        end_offset=Offset(end),
-        size_bytes=100,
-        max_timestamp_ms=TimestampMs(1),
-        mtime_ms=1,
-        leader_epochs=LINEAGE,
-        files={"log": SegmentFile(size=100, sha256="")},
-    )
+    return make_segment(segment_id, start, end, leader_epochs=LINEAGE)
 
 
 @dataclass

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from checkpoint.lineage import EpochEntry
 from compactor.adapters.brokers.cache import FoldedMetadataStore, RemoteLogMetadataCache
 from compactor.adapters.brokers.chain import lineage_from_segments, segment_read_ranges
 from compactor.adapters.brokers.codec import decode_record
 from compactor.adapters.brokers.follow import FoldingMetadataTopicReader, metadata_partition
 from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
-from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.remote_log import (
     MetadataRecord,
@@ -21,8 +19,9 @@ from compactor.model.remote_log import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
+from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic, MemoryTopicLog
+from tests.support.segments import make_segment
 
 TOPIC_ID = b"topic-id-of-16-b"
 NAME = TopicPartition("orders", 0)
@@ -125,16 +124,7 @@ def named(number: int) -> str:
 def described(
     number: int, start: int, end: int, epochs: Mapping[int, int] | None = None, *, max_ms: int = 1000
 ) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=named(number),
-        start_offset=Offset(start),
-        end_offset=Offset(end),
-        size_bytes=100,
-        max_timestamp_ms=TimestampMs(max_ms),
-        mtime_ms=max_ms,
-        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), Offset(offset)) for epoch, offset in (epochs or {0: start}).items()),
-        files={"log": SegmentFile(size=100)},
-    )
+    return make_segment(named(number), start, end, at_ms=max_ms, epochs=tuple((epochs or {0: start}).items()))
 
 
 def introduced(segment: RemoteLogSegmentMetadata, broker_id: int) -> RemoteLogSegmentMetadataRecord:

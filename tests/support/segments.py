@@ -1,12 +1,29 @@
-"""A segment's files as a round hands them to a layout: nothing reads them, so they need not be a log."""
+"""Segments as the control log records them, and their files as a round hands them to a layout: nothing reads them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
+
+
+def make_segment(
+    name: str, start: int, end: int, *, size: int = 100, at_ms: int = 1, epochs: Sequence[tuple[int, int]] = (), **changes: Any
+) -> RemoteLogSegmentMetadata:
+    """A segment as the control log records it. ``at_ms``: its largest time, and its file's; ``epochs``: one, from ``start`` on."""
+    return RemoteLogSegmentMetadata(
+        id=name,
+        start_offset=Offset(start),
+        end_offset=Offset(end),
+        size_bytes=size,
+        max_timestamp_ms=TimestampMs(at_ms),
+        mtime_ms=at_ms,
+        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), Offset(first)) for epoch, first in epochs or ((0, start),)),
+        files={"log": SegmentFile(size=size)},
+    ).model_copy(update=changes)
 
 
 def files_of(log_bytes: int = 150_000, transactions: bool = True) -> dict[str, bytes]:
@@ -23,16 +40,8 @@ def files_of(log_bytes: int = 150_000, transactions: bool = True) -> dict[str, b
 
 
 def segment_of(files: Mapping[str, bytes], **changes: object) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id="lZ6vvmajTWKDBUTV6SQAtQ",
-        start_offset=Offset(100),
-        end_offset=Offset(2000),
-        size_bytes=len(files["log"]),
-        max_timestamp_ms=TimestampMs(1_700_000_000_000),
-        mtime_ms=1_700_000_000_500,
-        leader_epochs=(
-            EpochEntry(epoch=LeaderEpoch(0), start_offset=Offset(100)),
-            EpochEntry(epoch=LeaderEpoch(3), start_offset=Offset(900)),
-        ),
-        files={kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for kind, data in files.items()},
-    ).model_copy(update=changes)
+    described = {kind: SegmentFile(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for kind, data in files.items()}
+    return make_segment(
+        "lZ6vvmajTWKDBUTV6SQAtQ", 100, 2000, size=len(files["log"]), at_ms=1_700_000_000_000, epochs=((0, 100), (3, 900)),
+        **{"mtime_ms": 1_700_000_000_500, "files": described, **changes},
+    )  # fmt: skip

@@ -216,6 +216,23 @@ def versity_proxy(versity_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]
         yield proxy, versity_bucket.behind(proxy.url)
 
 
+@pytest.fixture(params=["moto", pytest.param("versitygw", marks=pytest.mark.slow)])
+def proxied(request: pytest.FixtureRequest) -> tuple[FaultProxy, Bucket]:
+    """A proxy without faults before moto, and before versitygw, with a new bucket."""
+    found: tuple[FaultProxy, Bucket] = request.getfixturevalue("s3_proxy" if request.param == "moto" else "versity_proxy")
+    return found
+
+
+@pytest.fixture
+def proxy(proxied: tuple[FaultProxy, Bucket]) -> FaultProxy:
+    return proxied[0]
+
+
+@pytest.fixture
+def bucket(proxied: tuple[FaultProxy, Bucket]) -> Bucket:
+    return proxied[1]
+
+
 @pytest.fixture
 def new_bucket(request: pytest.FixtureRequest) -> AnyBucket:
     """A new bucket on the server that the test's parameter names."""

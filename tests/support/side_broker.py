@@ -10,8 +10,6 @@ from typing import Any, Self
 
 from compactor.access.tier import Tier
 from compactor.adapters.brokers.chain import ClusterPartitionLeaders, LeaderReportedLogEnd
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
 from compactor.features.agent.agent import UploadAgent
@@ -231,7 +229,7 @@ class SideTier:
         self.cli = Deployment(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
 
     def opened(self) -> Tier:
-        opened = open_tier(load_settings(str(self.cli.config), {}))
+        opened = self.cli.open()
         clock = opened.ports.clock_ms
         return replace(opened, ports=replace(opened.ports, clock_ms=lambda: clock() + self.hurried_ms))
 
@@ -306,3 +304,43 @@ class SideScene:
 
     def opened(self) -> Tier:
         return self.tier.opened()
+
+    def check(self, end: int) -> None:
+        """The tier holds what was written up to ``end``."""
+        assert self.tier.held() == self.story.written[:end]
+
+
+# ---- plays for every layout --------------------------------------------------------------------------------------------------
+
+
+def two_agents_at_once(scene: SideScene) -> None:
+    """Both believe that they lead: one finds it done, whatever the order, and nothing is there twice."""
+    agents = [scene.agent(), scene.agent()]
+    for _ in range(4):
+        for agent in agents:
+            agent.scan()
+        assert sum(len(agent.start_due_jobs()) for agent in agents)
+        for agent in agents:
+            while agent.status().running:
+                agent.process_ended_jobs(30)
+        scene.tier.hurry()
+        for agent in agents:
+            assert stands(settle(agent))[1] is None
+        scene.check(scene.replica.bases[-1])
+        scene.story.write(scene.replica, 7)
+
+
+def leaders_that_roll_elsewhere(scene: SideScene) -> None:
+    two = SideBroker(scene.tier.folder / "broker two", 2)
+    agents = [scene.agent(), scene.agent(two)]
+    replicas = {1: (scene.replica, 4), 2: (two.replica(), 3)}
+    for leader in (1, 2, 1, 2, 2, 1):
+        replica, rolls = replicas[leader]
+        for follower, size in replicas.values():
+            scene.story.follow(follower, per_segment=size)
+        scene.story.lead(leader)
+        scene.story.write(replica, 9, per_segment=rolls)
+        for agent in agents:
+            scene.tier.hurry(70_000)
+            assert stands(settle(agent))[1] is None
+        scene.check(replica.bases[-1])

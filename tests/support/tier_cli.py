@@ -7,13 +7,16 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compactor.access.tier import Tier
+from compactor.bootstrap import open_tier
 from compactor.cli.main import entry
 from compactor.cli.output import SCHEMA_VERSION
+from compactor.config.settings import load_settings
 from compactor.storage.schemes import STORE_KINDS
 from tests.builders import LogBuilder, log_of
 from tests.plain_format import Batch, read_batches, segment_paths
@@ -107,6 +110,18 @@ class TierCli:
         answer = self.ask(*arguments)
         assert answer.code == 0, answer
         return answer.document
+
+    def refused(self, *arguments: object, code: int = 3, says: str | Sequence[str] = ()) -> Answer:
+        """One command that must fail with this exit code, and with these words on stderr."""
+        answer = self.ask(*arguments)
+        assert answer.code == code, answer
+        for word in [says] if isinstance(says, str) else says:
+            assert word in answer.stderr
+        return answer
+
+    def open(self) -> Tier:
+        """The tier that the configuration names now."""
+        return open_tier(load_settings(str(self.config), {}))
 
     def bring(self, log_dir: Path) -> Any:
         topic, _, partition = self.named.rpartition("-")

@@ -70,16 +70,18 @@ def test_hole_of_another_partition_is_not_excused() -> None:
     assert MetadataReplay(BY_BROKERS).broker_hole("orders-0", 30_093, LATER_MS) is None
 
 
-def test_longer_copy_that_comes_later_leaves_no_hole() -> None:
-    assert hole_at([*copied(HIDING, 29_946, 30_092, 1_000), *copied(HIDDEN, 29_946, 30_179, 2_000, broker=2)], 30_093) is None
+NO_HOLES = {
+    "a longer copy comes later": [*copied(HIDING, 29_946, 30_092, 1_000), *copied(HIDDEN, 29_946, 30_179, 2_000, broker=2)],
+    "a third copy covers the offsets": [*BY_BROKERS, *copied(OURS, 30_093, 30_179, 5_000, broker=2)],
+    "another epoch reads the offsets": [*BY_BROKERS, *copied(OURS, 30_093, 30_179, 5_000, epochs="21=30093")],
+    "a compactor's copy hid them": [*FIRST_LEADER, *copied(OURS, 29_946, 30_092, 3_000, broker=COMPACTOR_BROKER_ID), *FOLLOWING],
+    "a compactor deleted them": [*FIRST_LEADER, update(HIDDEN, "DELETE_SEGMENT_STARTED", 3_000, broker=COMPACTOR_BROKER_ID), *FOLLOWING],
+}
 
 
-def test_offsets_that_a_third_copy_covers_are_no_hole() -> None:
-    assert hole_at([*BY_BROKERS, *copied(OURS, 30_093, 30_179, 5_000, broker=2)], 30_093) is None
-
-
-def test_offsets_that_another_epoch_reads_are_no_hole() -> None:
-    assert hole_at([*BY_BROKERS, *copied(OURS, 30_093, 30_179, 5_000, epochs="21=30093")], 30_093) is None
+@pytest.mark.parametrize("lines", NO_HOLES.values(), ids=NO_HOLES)
+def test_what_is_no_hole_of_the_brokers(lines: list[str]) -> None:
+    assert hole_at(lines, 30_093) is None
 
 
 def test_offsets_that_no_broker_copied_are_no_hole_of_theirs() -> None:
@@ -90,16 +92,6 @@ def test_offsets_that_no_broker_copied_are_no_hole_of_theirs() -> None:
 def test_hole_ends_when_the_hidden_segment_is_deleted(state: str) -> None:
     gone = [update(HIDDEN, "DELETE_SEGMENT_STARTED", 5_000), update(HIDDEN, state, 5_500)]
     assert hole_at([*BY_BROKERS, *gone], 30_093) is None
-
-
-def test_hole_that_a_compactors_copy_makes_is_not_excused() -> None:
-    ours = [*copied(OURS, 29_946, 30_092, 3_000, broker=COMPACTOR_BROKER_ID)]
-    assert hole_at([*FIRST_LEADER, *ours, *FOLLOWING], 30_093) is None
-
-
-def test_hole_that_a_compactors_deletion_makes_is_not_excused() -> None:
-    gone = update(HIDDEN, "DELETE_SEGMENT_STARTED", 3_000, broker=COMPACTOR_BROKER_ID)
-    assert hole_at([*FIRST_LEADER, gone, *FOLLOWING], 30_093) is None
 
 
 @pytest.mark.parametrize(("start", "end"), [(29_946, 30_179), (29_559, 30_092), (30_179, 30_464), (29_946, 29_946)])

@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 
-from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
+from compactor.constants import CompactorEpoch, Offset
 from compactor.control import fold, ordering, records
 from compactor.control.log_start import build_log_start_record, check_expired_groups, segments_removable_below
 from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.model.segment import CountAndDigestSum, EpochEntry, RemoteLogSegmentMetadata, SegmentFile, total_digest_sum
+from compactor.model.segment import CountAndDigestSum, RemoteLogSegmentMetadata, SegmentFile, total_digest_sum
+from tests.support.segments import make_segment
 
 NAME = TopicPartition("orders", 0)
 EPOCH = 0
 
 
 def segment(name: str, start: int, end: int, content: CountAndDigestSum | None = None) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=name, start_offset=Offset(start), end_offset=Offset(end), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(start)),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
-    )  # fmt: skip
+    return make_segment(name, start, end, size=9, at_ms=-1, content=content, files={"log": SegmentFile(size=9, sha256="0" * 64)})
 
 
 def folded(state: PartitionState, *bodies: Any, incarnation: str = "me") -> PartitionState:

@@ -9,9 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_in
-from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
+from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, incarnations, ordering, records
 from compactor.control.leadership import Leadership, acquire_leadership
 from compactor.control.log_start import coverage_problem
@@ -24,6 +23,7 @@ from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play
 from tests.simulation.symbolic import SymbolicPlanner
 from tests.simulation.world import Crash
+from tests.support.segments import make_segment
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/reference/control-records.md").read_text(encoding="utf-8")
 BODIES = get_args(get_args(PartitionBody)[0])
@@ -132,16 +132,7 @@ def _reachable(stage: RoundStage) -> set[RoundStage]:
 
 
 def segment(name: str, start: int, end: int, *epochs: tuple[int, int], size: int = 9) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=name,
-        start_offset=Offset(start),
-        end_offset=Offset(end),
-        size_bytes=size,
-        max_timestamp_ms=TimestampMs(-1),
-        mtime_ms=0,
-        leader_epochs=tuple(EpochEntry(LeaderEpoch(epoch), Offset(first)) for epoch, first in epochs or ((0, start),)),
-        files={"log": SegmentFile(size=size, sha256="0" * 64)},
-    )
+    return make_segment(name, start, end, size=size, at_ms=-1, epochs=epochs, files={"log": SegmentFile(size=size, sha256="0" * 64)})
 
 
 SOURCES = [segment("a", 0, 9, (0, 0)), segment("b", 10, 19, (0, 10), (1, 15))]

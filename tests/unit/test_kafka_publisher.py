@@ -8,6 +8,7 @@ import pytest
 
 from compactor.adapters.brokers import chain as rules
 from compactor.adapters.brokers.chain import lineage_from_segments
+from compactor.adapters.brokers.publisher import MetadataTopicSegmentPublisher
 from compactor.errors import Refused, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
@@ -51,6 +52,17 @@ class Control:
     def record(self, cut_off: object) -> None:
         self.said.append("round published")
         self.cut += list(cut_off)  # type: ignore[call-overload]
+
+
+def announced(
+    epochs: dict[int, int] | None = None, first: int = 0
+) -> tuple[BrokerWorld, list[RemoteLogSegmentMetadata], MetadataTopicSegmentPublisher, Control, list[Replacement]]:
+    """A world with a round of two replacements, of the first segments and of the next two, that are announced and not published."""
+    world, live = tiered(epochs)
+    publisher, round_ = world.publisher(), [replacing(50, live[first:2]), replacing(51, live[2:4])]
+    for new in round_:
+        publisher.announce_segment(NAME, new.segment)
+    return world, live, publisher, Control(), round_
 
 
 def told(world: BrokerWorld, since: int) -> list[str]:
@@ -101,11 +113,7 @@ def test_the_way_back_is_told_from_the_end_and_may_bring_back_what_was_known() -
 
 
 def test_where_an_epoch_ends_a_highest_offset_marker_goes_first() -> None:
-    world, live = tiered(TWO_EPOCHS)
-    publisher, control = world.publisher(), Control()
-    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
-    for new in round_:
-        publisher.announce_segment(NAME, new.segment)
+    world, live, publisher, control, round_ = announced(TWO_EPOCHS)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     markers = ["S marker", "F marker", "D marker", "X marker"]
     assert told(world, 12) == ["F 50", "D 0", "D 1", *markers, "F 51", "D 2", "D 3"]
@@ -115,11 +123,7 @@ def test_where_an_epoch_ends_a_highest_offset_marker_goes_first() -> None:
 
 
 def test_no_record_leaves_an_offset_without_a_segment_and_none_is_dropped() -> None:
-    world, live = tiered(TWO_EPOCHS)
-    publisher, control = world.publisher(), Control()
-    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
-    for new in round_:
-        publisher.announce_segment(NAME, new.segment)
+    world, _, publisher, control, round_ = announced(TWO_EPOCHS)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     for number, (_, cache) in enumerate(world.steps()):
         if number >= 10:
@@ -166,11 +170,7 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
 
 class TestTheBrokerDeletes:
     def test_a_source_before_the_switch_cuts_its_group_off_and_those_behind_it(self) -> None:
-        world, live = tiered()
-        publisher, control = world.publisher(), Control()
-        round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
-        for new in round_:
-            publisher.announce_segment(NAME, new.segment)
+        world, live, publisher, control, round_ = announced()
         world.delete(live[0].id)
         publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.cut == [named(50), named(51)]
@@ -178,11 +178,7 @@ class TestTheBrokerDeletes:
         assert world.served() == [(one.id, one.start_offset, one.end_offset) for one in live[1:]]
 
     def test_the_started_segment_itself(self) -> None:
-        world, live = tiered()
-        publisher, control = world.publisher(), Control()
-        round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
-        for new in round_:
-            publisher.announce_segment(NAME, new.segment)
+        world, live, publisher, control, round_ = announced()
         world.delete(live[2].id, named(51))
         publisher.publish_replacements(NAME, round_, control.begun, control.record)
         assert control.cut == [named(51)]
@@ -203,11 +199,7 @@ class TestTheBrokerTiersBetweenLookAndRecord:
     """A compactor that was stopped there, or died with its COPY_SEGMENT_FINISHED on its way."""
 
     def test_what_an_earlier_leader_tiered_across_the_end_is_found_again(self) -> None:
-        world, live = tiered()
-        publisher, control = world.publisher(), Control()
-        round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
-        for new in round_:
-            publisher.announce_segment(NAME, new.segment)
+        world, _, publisher, control, round_ = announced(first=1)
         late = world.tier(9, 0, 55)
         world.write(world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served() == [(late.id, 0, 9), (named(50), 10, 19)], "20 to 55 are not found"
@@ -216,11 +208,7 @@ class TestTheBrokerTiersBetweenLookAndRecord:
         assert world.served() == [(late.id, 0, 55)]
 
     def test_a_round_that_has_begun_and_said_nothing_yet_is_cut_off_where_one_that_has_not_is_refused(self) -> None:
-        world, live = tiered()
-        publisher, control = world.publisher(), Control()
-        round_ = [replacing(50, live[1:2]), replacing(51, live[2:4])]
-        for new in round_:
-            publisher.announce_segment(NAME, new.segment)
+        world, _, publisher, control, round_ = announced(first=1)
         late = world.tier(9, 0, 55)
         with pytest.raises(Refused, match="R4: offset .* would have no segment"):
             publisher.publish_replacements(NAME, round_, control.begun, control.record)
@@ -404,11 +392,7 @@ def test_a_group_of_which_a_part_has_expired_is_switched_as_if_it_were_whole() -
 
 
 def test_a_group_that_was_switched_and_has_expired_since_cuts_off_none_behind_it() -> None:
-    world, live = tiered()
-    publisher, control = world.publisher(), Control()
-    round_ = [replacing(50, live[:2]), replacing(51, live[2:4])]
-    for new in round_:
-        publisher.announce_segment(NAME, new.segment)
+    world, live, publisher, control, round_ = announced()
     publisher.publish_replacements(NAME, round_[:1], control.begun, lambda cut_off: None)
     world.delete(named(50))
     publisher.publish_replacements(

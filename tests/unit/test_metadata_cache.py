@@ -60,10 +60,24 @@ def test_one_in_the_middle_is_replaced_at_once_and_the_old_one_is_in_no_list_of_
     assert listed(cache) == [1, 20, 2, 3, 4]
 
 
-def test_the_last_of_an_epoch_supersedes() -> None:
-    cache = folded(*FOUR, *finished(40, 300, 399))
-    assert served(cache)[-1] == (40, 300, 399)
-    assert listed(cache) == [1, 2, 3, 40, 4]
+@pytest.mark.parametrize(
+    ("start", "end", "read", "in_epoch", "holes"),
+    [
+        pytest.param(300, 399, [(1, 0, 99), (2, 100, 199), (3, 200, 299), (10, 300, 399)], [1, 2, 3, 10, 4], [], id="the last of an epoch"),
+        pytest.param(100, 399, [(1, 0, 99), (10, 100, 399)], [1, 10, 2, 3, 4], [], id="a group that reaches the end, at once"),
+        pytest.param(
+            120,
+            150,
+            [(1, 0, 99), (2, 100, 119), (10, 120, 150), (3, 200, 299), (4, 300, 399)],
+            [1, 2, 10, 3, 4],
+            [Hole(0, 151, 199)],
+            id="a part of a segment hides what is behind it",
+        ),
+    ],
+)
+def test_what_takes_over(start: int, end: int, read: list[tuple[int, int, int]], in_epoch: list[int], holes: list[Hole]) -> None:
+    cache = folded(*FOUR, *finished(10, start, end))
+    assert (served(cache), listed(cache), list(lookup_holes(cache))) == (read, in_epoch, holes)
 
 
 def test_a_group_takes_over_as_its_sources_are_deleted_in_ascending_order() -> None:
@@ -82,18 +96,6 @@ def test_the_wrong_order_leaves_a_hole_until_the_right_one_follows() -> None:
     assert segment_for(cache, ONE_EPOCH, 250) is None
     add(cache, update(2, S.DELETE_SEGMENT_STARTED))
     assert list(lookup_holes(cache)) == []
-
-
-def test_a_group_that_reaches_the_end_takes_all_over_at_once() -> None:
-    cache = folded(*FOUR, *finished(10, 100, 399))
-    assert served(cache) == [(1, 0, 99), (10, 100, 399)]
-    assert listed(cache) == [1, 10, 2, 3, 4]
-
-
-def test_a_part_of_a_segment_hides_what_is_behind_it() -> None:
-    cache = folded(*FOUR, *finished(10, 120, 150))
-    assert served(cache)[1:3] == [(2, 100, 119), (10, 120, 150)]
-    assert list(lookup_holes(cache)) == [Hole(0, 151, 199)]
 
 
 def test_the_last_segment_deleted_leaves_a_hole_up_to_the_highest_offset() -> None:

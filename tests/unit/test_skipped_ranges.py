@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from compactor.constants import Offset, TimestampMs
 from compactor.control.summary import MAX_SKIPPED_RANGES, SkippedSegmentRange, format_skipped_ranges, parse_skipped_ranges, skipped_ranges
 from compactor.model.segment import RemoteLogSegmentMetadata
+from tests.support.segments import make_segment
 
 
 def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=f"s{start}",
-        start_offset=Offset(start),
-        end_offset=Offset(end),
-        size_bytes=1,
-        max_timestamp_ms=TimestampMs(0),
-        mtime_ms=0,
-        leader_epochs=(),
-        files={},
-    )
+    return make_segment(f"s{start}", start, end)
 
 
 def test_neighbours_with_one_reason_are_one_range() -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import CleanerSettings
 from compactor.config.times import format_iso_time, format_utc_time
-from compactor.constants import DAY_MS, NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
+from compactor.constants import DAY_MS, NEVER_MS, CompactorEpoch, Offset
 from compactor.control.ports import ObjectRetention
 from compactor.control.records import BLOCKED_BY_STAT, NEXT_STEP_STAT
 from compactor.control.state import PartitionState, Quarantine, RunHistoryEntry
@@ -18,7 +17,7 @@ from compactor.control.summary import decode_summary, encode_summary, summarize_
 from compactor.daemon.scheduling import PartitionCondition, PartitionSchedule, due, partition_condition
 from compactor.errors import BlockedCause
 from compactor.model.ids import RunHistoryStatus, TopicPartition
-from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.verdict import (
     TRANSACTION_TIMEOUT_MS,
     Block,
@@ -28,6 +27,7 @@ from compactor.views.verdict import (
     future_timestamps_text,
     partition_verdict,
 )
+from tests.support.segments import make_segment
 
 NOW = 1_795_900_229_511
 A = TopicPartition("orders", 0)
@@ -37,16 +37,7 @@ MICROSECONDS = 1_795_900_229_511_001
 
 
 def segment(number: int, at_ms: int = NOW - 5 * DAY_MS, **changes: Any) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=f"segment-{number}",
-        start_offset=Offset(number * 10),
-        end_offset=Offset(number * 10 + 9),
-        size_bytes=1 << 20,
-        max_timestamp_ms=TimestampMs(at_ms),
-        mtime_ms=at_ms,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
-        files={"log": SegmentFile(size=1 << 20, sha256="")},
-    ).model_copy(update=changes)
+    return make_segment(f"segment-{number}", number * 10, number * 10 + 9, size=1 << 20, at_ms=at_ms, **changes)
 
 
 def state(*segments: RemoteLogSegmentMetadata, cleaned_to: int = 0, **changes: Any) -> PartitionState:
@@ -80,47 +71,46 @@ def failed(cause: BlockedCause | None, reason: str = "it failed") -> dict[str, A
     return {"runs": (run,), "quarantine": Quarantine(reason=reason, segment="", failures=1, slot=5, at_ms=NOW - 7)}
 
 
-class TestWhatIsWell:
-    def test_a_partition_that_was_cleaned_to_its_end_is_clean(self) -> None:
-        found = verdict(state(segment(0), segment(1), cleaned_to=20))
-        assert (found.kind, found.waiting_bytes) == (VerdictKind.CLEAN, 0)
+LAG, HANGING = CleanerSettings(min_compaction_lag_ms=6 * DAY_MS), TransactionAtEnd(13, 7, 2, NOW - DAY_MS)
+MIDWAY = state(segment(0), segment(1, NOW - MINUTE, open_txn_offset=13), cleaned_to=10)
+AGED = state(segment(0), segment(1, NOW - 29 * DAY_MS, open_txn_offset=13), segment(2, NOW, open_txn_offset=13), cleaned_to=10)
+POSTPONED = {"waiting_reason": "metadata_records_per_hour is 10", "next_round_ms": NOW + 5}
+CLEAN, DUE, WAITING = VerdictKind.CLEAN, VerdictKind.DUE, VerdictKind.WAITING
+VERDICTS: dict[str, tuple[PartitionState, dict[str, Any], VerdictKind, dict[str, int]]] = {
+    "cleaned to its end": (state(segment(0), segment(1), cleaned_to=20), {}, CLEAN, {"waiting_bytes": 0}),
+    "dirty": (state(segment(0), segment(1)), {}, DUE, {"waiting_bytes": 2 << 20}),
+    "the newest segment is the brokers'": (state(segment(0), segment(1), cleaned_to=10, mirrored=True), {}, CLEAN, {"waiting_bytes": 0}),
+    "a person pauses": (state(segment(0)), {"paused": "paused by ann"}, VerdictKind.PAUSED, {}),
+    "a lag says when": (
+        state(segment(0), segment(1, NOW - 4 * DAY_MS)),
+        {"cleaner": LAG}, WAITING, {"until_ms": NOW + 2 * DAY_MS, "waiting_bytes": 2 << 20},
+    ),
+    "a postponed round waits until its time": (state(segment(0)), POSTPONED, WAITING, {"until_ms": NOW + 5}),
+    "due before an open transaction": (state(segment(0), segment(1, NOW, open_txn_offset=13)), {"transaction": HANGING}, DUE, {}),
+    "a time beyond now does not prove that a transaction hangs": (
+        state(segment(0), segment(1, MICROSECONDS, open_txn_offset=13), cleaned_to=10), {"transaction": HANGING}, WAITING, {},
+    ),
+    "nor does an unknown producer or time": (AGED, {"transaction": TransactionAtEnd(13)}, WAITING, {"until_ms": 0}),
+}  # fmt: skip
 
-    def test_a_dirty_partition_is_due(self) -> None:
-        found = verdict(state(segment(0), segment(1)))
-        assert (found.kind, found.waiting_bytes) == (VerdictKind.DUE, 2 << 20)
 
-    def test_a_partition_whose_newest_segment_is_the_brokers_is_clean(self) -> None:
-        found = verdict(state(segment(0), segment(1), cleaned_to=10, mirrored=True))
-        assert (found.kind, found.waiting_bytes) == (VerdictKind.CLEAN, 0)
-
-    def test_a_person_who_pauses_is_told_as_such(self) -> None:
-        assert verdict(state(segment(0)), paused="paused by ann").kind is VerdictKind.PAUSED
+@pytest.mark.parametrize(("known", "given", "kind", "more"), VERDICTS.values(), ids=VERDICTS)
+def test_what_is_no_block(known: PartitionState, given: dict[str, Any], kind: VerdictKind, more: dict[str, int]) -> None:
+    found = verdict(known, **given)
+    assert (found.kind, {name: getattr(found, name) for name in more}) == (kind, more)
 
 
-class TestWhatEndsByItself:
-    def test_a_lag_says_when(self) -> None:
-        lag = CleanerSettings(min_compaction_lag_ms=6 * DAY_MS)
-        found = verdict(state(segment(0), segment(1, NOW - 4 * DAY_MS)), lag)
-        assert (found.kind, found.until_ms, found.waiting_bytes) == (VerdictKind.WAITING, NOW + 2 * DAY_MS, 2 << 20)
-
-    def test_a_transaction_that_may_still_end_says_when(self) -> None:
-        at_ms = NOW - 10 * MINUTE
-        known = state(segment(0), segment(1, NOW - MINUTE, open_txn_offset=13), cleaned_to=10)
-        found = verdict(known, transaction=TransactionAtEnd(13, 7, 2, at_ms))
-        assert (found.kind, found.until_ms) == (VerdictKind.WAITING, at_ms + TRANSACTION_TIMEOUT_MS)
-        assert "open since offset 13" in found.reason
-
-    def test_a_round_that_was_postponed_waits_until_its_time(self) -> None:
-        found = verdict(state(segment(0)), waiting_reason="metadata_records_per_hour is 10", next_round_ms=NOW + 5)
-        assert (found.kind, found.until_ms) == (VerdictKind.WAITING, NOW + 5)
+def test_a_transaction_that_may_still_end_says_when() -> None:
+    at_ms = NOW - 10 * MINUTE
+    found = verdict(MIDWAY, transaction=TransactionAtEnd(13, 7, 2, at_ms))
+    assert (found.kind, found.until_ms) == (WAITING, at_ms + TRANSACTION_TIMEOUT_MS)
+    assert "open since offset 13" in found.reason
 
 
 class TestHangingTransactions:
-    KNOWN = state(segment(0), segment(1, NOW - 29 * DAY_MS, open_txn_offset=13), segment(2, NOW, open_txn_offset=13), cleaned_to=10)
-
     def test_it_is_told_with_producer_epoch_offset_age_and_the_command_that_ends_it(self) -> None:
         began_ms = NOW - 30 * DAY_MS
-        found = verdict(self.KNOWN, transaction=TransactionAtEnd(13, 4711, 3, began_ms))
+        found = verdict(AGED, transaction=TransactionAtEnd(13, 4711, 3, began_ms))
         assert (found.kind, found.cause, found.waiting_bytes) == (VerdictKind.BLOCKED, "transaction", 2 << 20)
         assert found.since_ms == began_ms + TRANSACTION_TIMEOUT_MS
         assert "producer 4711, epoch 3" in found.reason
@@ -137,18 +127,6 @@ class TestHangingTransactions:
         began_ms = NOW - 30 * DAY_MS
         known = state(segment(0, began_ms), segment(1, began_ms + later_ms, open_txn_offset=13), cleaned_to=10)
         assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, began_ms)).kind is kind
-
-    def test_a_time_beyond_now_proves_nothing(self) -> None:
-        known = state(segment(0), segment(1, MICROSECONDS, open_txn_offset=13), cleaned_to=10)
-        assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, NOW - MINUTE)).kind is VerdictKind.WAITING
-
-    def test_an_unknown_producer_or_time_proves_nothing(self) -> None:
-        found = verdict(self.KNOWN, transaction=TransactionAtEnd(13))
-        assert (found.kind, found.until_ms) == (VerdictKind.WAITING, 0)
-
-    def test_what_lies_before_it_is_due_all_the_same(self) -> None:
-        known = state(segment(0), segment(1, NOW, open_txn_offset=13))
-        assert verdict(known, transaction=TransactionAtEnd(13, 7, 2, NOW - DAY_MS)).kind is VerdictKind.DUE
 
 
 class TestBlocks:

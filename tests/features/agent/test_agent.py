@@ -26,9 +26,11 @@ from tests.support.side_broker import (
     SideBroker,
     SideCluster,
     SideScene,
+    leaders_that_roll_elsewhere,
     metric,
     settle,
     stands,
+    two_agents_at_once,
     watch_of,
 )
 
@@ -41,11 +43,11 @@ def scene(tmp_path: Path) -> SideScene:
 def test_sealed_segments_go_up_and_the_newest_stays(scene: SideScene) -> None:
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
-    assert scene.tier.held() == scene.story.written[:8]
+    scene.check(8)
     assert metric(agent, "tiered_compactor_agent_segments_total") == 2
     scene.story.write(scene.replica, 5)
     assert stands(settle(agent)) == (12, None)
-    assert scene.tier.held() == scene.story.written[:12]
+    scene.check(12)
     assert agent.status().ready
     assert metric(agent, "tiered_compactor_agent_total_lag_bytes") == 0
 
@@ -96,38 +98,12 @@ def test_brokers_are_asked_about_many_partitions_at_once(scene: SideScene) -> No
 
 
 def test_two_agents_on_one_partition(scene: SideScene) -> None:
-    """Both believe that they lead: one finds it done, whatever the order, and nothing is there twice."""
-    agents = [scene.agent(), scene.agent()]
-    for _ in range(4):
-        for agent in agents:
-            agent.scan()
-        assert sum(len(agent.start_due_jobs()) for agent in agents)
-        for agent in agents:
-            while agent.status().running:
-                agent.process_ended_jobs(30)
-        scene.tier.hurry()
-        for agent in agents:
-            assert stands(settle(agent))[1] is None
-        assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
-        scene.story.write(scene.replica, 7)
+    two_agents_at_once(scene)
     assert scene.tier.cli.do("verify")["ok"]
 
 
-def test_a_new_leader_whose_segments_roll_elsewhere(scene: SideScene, tmp_path: Path) -> None:
-    two = SideBroker(tmp_path / "broker two", 2)
-    other = two.replica()
-    agents = {1: scene.agent(), 2: scene.tier.agent(two, scene.cluster)}
-    replicas = {1: (scene.replica, 4), 2: (other, 3)}
-    for leader in (1, 2, 1, 2, 2, 1):
-        replica, rolls = replicas[leader]
-        for follower, size in replicas.values():
-            scene.story.follow(follower, per_segment=size)
-        scene.story.lead(leader)
-        scene.story.write(replica, 9, per_segment=rolls)
-        for agent in agents.values():
-            scene.tier.hurry(70_000)
-            assert stands(settle(agent))[1] is None
-        assert scene.tier.held() == scene.story.written[: replica.bases[-1]]
+def test_a_new_leader_whose_segments_roll_elsewhere(scene: SideScene) -> None:
+    leaders_that_roll_elsewhere(scene)
 
 
 def test_an_agent_that_sleeps_through_a_leader_change(scene: SideScene, tmp_path: Path) -> None:
@@ -147,7 +123,7 @@ def test_an_agent_that_sleeps_through_a_leader_change(scene: SideScene, tmp_path
     assert stands(settle(scene.tier.agent(two, scene.cluster))) == (28, None)
     scene.tier.hurry()
     settle(agent)
-    assert scene.tier.held() == scene.story.written[:28]
+    scene.check(28)
 
 
 def _never_committed(story: PartitionStory, count: int) -> list[tuple[int, bytes]]:
@@ -177,7 +153,7 @@ def test_a_log_that_an_unclean_election_truncated(scene: SideScene) -> None:
     accepting = scene.agent(accept_truncation=True)
     watch = settle(accepting)
     assert stands(watch) == (scene.replica.bases[-1], None)
-    assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
+    scene.check(scene.replica.bases[-1])
 
 
 def test_a_truncated_log_that_has_not_grown_again(scene: SideScene) -> None:
@@ -189,7 +165,7 @@ def test_a_truncated_log_that_has_not_grown_again(scene: SideScene) -> None:
     scene.story.write(scene.replica, 1)
     scene.tier.hurry(70_000)
     assert stands(settle(agent)) == (6, None)
-    assert scene.tier.held() == scene.story.written[:6]
+    scene.check(6)
 
 
 def test_a_topic_that_was_made_anew_under_its_old_name(scene: SideScene) -> None:
@@ -326,7 +302,7 @@ def test_a_partition_that_was_deleted_from_the_tier(scene: SideScene) -> None:
     scene.tier.cli.do("import", scene.replica.folder, "--live")
     scene.tier.hurry()
     assert stands(settle(agent)) == (16, None)
-    assert scene.tier.held() == scene.story.written[:16]
+    scene.check(16)
 
 
 def test_no_broker_answers(scene: SideScene) -> None:
@@ -437,7 +413,7 @@ def test_files_that_change_while_they_are_read(scene: SideScene, change: str, mo
         first.write_bytes(changed[0])
         scene.tier.hurry()
         assert stands(settle(agent)) == (8, None)
-    assert scene.tier.held() == scene.story.written[:8]
+    scene.check(8)
 
 
 # ---- three ways in which Pinterest's uploader leaves a hole ---------------------------------------------------------------------
@@ -482,7 +458,7 @@ def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: SideScene) ->
     scene.tier.hurry()
     assert stands(settle(agent)) == (16, None)
     assert agent.status().ready
-    assert scene.tier.held() == scene.story.written[:16]
+    scene.check(16)
 
 
 @pytest.mark.parametrize("uploaded", range(1, 14, 3))
@@ -494,5 +470,5 @@ def test_a_crash_between_any_two_objects(scene: SideScene, uploaded: int) -> Non
     scene.story.write(scene.replica, 4)
     scene.tier.hurry(70_000)
     assert stands(settle(scene.agent())) == (12, None)
-    assert scene.tier.held() == scene.story.written[:12]
+    scene.check(12)
     assert scene.tier.cli.do("verify")["ok"]

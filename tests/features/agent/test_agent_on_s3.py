@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.errors import Refused
 from compactor.features.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailureReason
@@ -105,7 +103,7 @@ def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
     assert stands(settle(scene.agent())) == (8, None)
     scene.proxy.faults = [Fault("slow_down", rate=0.3), Fault("cut", ("get",), rate=0.1), Fault("reset", rate=0.1)]
     found: list[bytes | None] = []
-    with TieredConsumer(open_tier(load_settings(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+    with TieredConsumer(scene.tier.cli.open(), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place(*ORDERS, 0)])
         while len(found) < 8:
             found += [message.value() for message in consumer.consume(3, timeout=1)]
@@ -115,7 +113,7 @@ def test_a_consumer_on_a_busy_store_has_every_record_once(scene: Scene) -> None:
 
 def test_a_consumer_whose_credentials_end_goes_on_where_it_was(scene: Scene) -> None:
     assert stands(settle(scene.agent())) == (8, None)
-    with TieredConsumer(open_tier(load_settings(str(scene.tier.cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
+    with TieredConsumer(scene.tier.cli.open(), options=ConsumerOptions(refresh_s=0.01)) as consumer:
         consumer.assign([Place(*ORDERS, 0)])
         found = [message.value() for message in consumer.consume(8, timeout=30)]
         scene.story.write(scene.replica, 4)

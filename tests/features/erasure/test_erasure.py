@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from compactor.access.rounds import compact
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.control import importing
 from compactor.control.state import RoundStage
 from compactor.errors import StoreError
@@ -164,7 +162,7 @@ def test_a_tombstone_that_slow_readers_were_promised_is_not_expedited(topic: Top
 
 def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     """A round that stopped after its upload, and an import that stopped before it told."""
-    opened, name = open_tier(load_settings(str(topic.cli.config))), TopicPartition("orders", 0)
+    opened, name = topic.cli.open(), TopicPartition("orders", 0)
 
     def stop(stage: RoundStage, plan: object) -> None:
         if stage is RoundStage.VERIFIED:
@@ -305,8 +303,7 @@ class TestErasedValuesComeBackOnlyByAWord:
         topic.cli.run()
         topic.ask("a", "--expedite")
         latest = self.latest_undoable_run(topic)
-        answer = topic.cli.ask("undo", latest)
-        assert (answer.code, "keys of orders were erased until" in answer.stderr) == (2, True)
+        topic.cli.refused("undo", latest, code=2, says="keys of orders were erased until")
         assert topic.cli.ask("undo", latest, "--accept-erased").code == 0
 
     def test_undo_of_a_later_round_needs_no_word(self, topic: Topic) -> None:

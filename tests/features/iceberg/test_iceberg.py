@@ -20,8 +20,6 @@ from pyiceberg.table import Table
 
 from checkpoint.offsets import first_dirty_offset_in
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.constants import Offset
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
@@ -63,7 +61,7 @@ class House(GrowingTier):
         self.update()
 
     def opened(self) -> Tier:
-        return open_tier(load_settings(str(self.cli.config), {}))
+        return self.cli.open()
 
     def update(self) -> OutputReport:
         opened = self.opened()

@@ -22,6 +22,7 @@ from compactor.features.iceberg.plan import (
 )
 from compactor.model.ids import RunHistoryStatus
 from compactor.model.segment import RemoteLogSegmentMetadata
+from tests.support.segments import make_segment
 
 pytestmark = pytest.mark.quick
 
@@ -30,10 +31,7 @@ A, B, C = ("A" * 22, "B" * 22, "c_-" * 7 + "c")
 
 
 def segment(name: str, first: int, last: int) -> RemoteLogSegmentMetadata:
-    values = {"start_offset": first, "end_offset": last, "leader_epochs": ({"epoch": 0, "start_offset": first},)}
-    return RemoteLogSegmentMetadata.model_validate(
-        {"id": name, "size_bytes": 1, "max_timestamp_ms": 0, "mtime_ms": 0, "files": {}, **values}
-    )
+    return make_segment(name, first, last, size=1)
 
 
 def state(

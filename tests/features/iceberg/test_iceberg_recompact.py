@@ -100,7 +100,9 @@ def test_an_error_of_one_executor_keeps_the_files_of_the_others(house: House, mo
 def test_recompact_builds_a_table_on_executors(house: House, tmp_path: Path) -> None:
     other = LogBuilder()
     other.put(*(f"k{key}=of the other partition" for key in range(40)))
-    other.add("/; last=1; /")
+    other.roll()
+    other.put("last=1")
+    other.roll()
     house.cli.do("import", other.write(tmp_path / "other"), "--topic", "orders", "--partition", 1)
     house.cli.set(spark={"master": "local[2]"})
     document = house.cli.do("recompact", "--force")

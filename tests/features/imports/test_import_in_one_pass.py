@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
 from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.rewrite import build_sidecar
 from compactor.cleaner.worker_threads import WorkerThreads
-from compactor.config.settings import load_settings
 from compactor.errors import Unavailable
 from compactor.features.imports import import_
 from compactor.features.imports.log_directory import check_file_parts
@@ -27,11 +25,6 @@ from tests.builders import GZIP, LZ4, NONE, LogBuilder, entry, wrapper
 from tests.support.tier_cli import TierCli
 
 ORDERS = TopicPartition("orders", 0)
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "a tier")
 
 
 @pytest.fixture
@@ -49,10 +42,6 @@ def log_dir(tmp_path: Path) -> Path:
         log.roll()
     log.put("last=1")
     return log.write(tmp_path / "orders-0")
-
-
-def opened(cli: TierCli) -> Tier:
-    return open_tier(load_settings(str(cli.config)))
 
 
 def brought(tier: Tier, log_dir: Path) -> int:
@@ -92,7 +81,7 @@ def test_each_batch_is_inflated_once(cli: TierCli, log_dir: Path, monkeypatch: p
         inflate(codec, data, *rest)
 
     monkeypatch.setattr(codecs, "decompress_body_into", counted)
-    tier = opened(cli)
+    tier = cli.open()
     assert brought(tier, log_dir) == 5
     assert len(seen) >= 8  # those of gzip; what kernels inflate goes the same way
     assert set(seen.values()) == {1}
@@ -105,11 +94,11 @@ def test_another_process_makes_the_tier_while_this_one_reads(cli: TierCli, log_d
 
     def read_and_overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
-        opened(cli).identity.read_or_create_catalog()
+        cli.open().identity.read_or_create_catalog()
         return found
 
     monkeypatch.setattr(import_, "check_file_parts", read_and_overtaken)
-    tier = opened(cli)
+    tier = cli.open()
     assert brought(tier, log_dir) == 5
     check_sidecars(tier, log_dir)
 
@@ -145,18 +134,18 @@ class Meeting:
 
 def test_two_segments_go_up_at_a_time(cli: TierCli, log_dir: Path) -> None:
     max(log_dir.glob("*.log")).unlink()
-    tier = opened(cli)
+    tier = cli.open()
     meeting = Meeting(tier.ports.layout)
     assert brought(replace(tier, ports=replace(tier.ports, layout=meeting)), log_dir) == 4
     assert meeting.met == 2
-    check_sidecars(opened(cli), log_dir)
+    check_sidecars(cli.open(), log_dir)
 
 
 def test_one_that_fails_lets_none_become_readable(cli: TierCli, log_dir: Path) -> None:
     max(log_dir.glob("*.log")).unlink()
-    tier = opened(cli)
+    tier = cli.open()
     with pytest.raises(Unavailable):
         brought(replace(tier, ports=replace(tier.ports, layout=Meeting(tier.ports.layout, failures=1))), log_dir)
-    assert not opened(cli).open_partition_log(ORDERS).refresh().live
-    assert brought(opened(cli), log_dir) == 4
-    check_sidecars(opened(cli), log_dir)
+    assert not cli.open().open_partition_log(ORDERS).refresh().live
+    assert brought(cli.open(), log_dir) == 4
+    check_sidecars(cli.open(), log_dir)

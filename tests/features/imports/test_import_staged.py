@@ -123,9 +123,7 @@ def test_a_cut_that_another_import_was_faster_with_is_refused(scene: SideScene, 
         return checks(*arguments)
 
     monkeypatch.setattr(_DirectoryImport, "_check_branch", late)
-    asked = scene.tier.cli.ask("import", scene.replica.folder, "--live", "--accept-truncation")
-    assert asked.code == 3
-    assert "by now" in asked.stderr
+    scene.tier.cli.refused("import", scene.replica.folder, "--live", "--accept-truncation", says="by now")
     assert scene.tier.held() == scene.story.written[: scene.replica.bases[-1]]
 
 

@@ -12,8 +12,6 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import importing
 from compactor.errors import BadData, Fenced
@@ -26,11 +24,7 @@ from tests.support.tier_cli import TierCli, batches_of, latest
 
 SEGMENT = 20
 """Records per segment, one record a batch: more than the tail of 16 batches that a state remembers."""
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "a tier", {"publish": {"grace_ms": 0, "orphan_age_ms": 0}})
+SETTINGS = {"publish": {"grace_ms": 0, "orphan_age_ms": 0}}
 
 
 @dataclass
@@ -81,13 +75,17 @@ def held(cli: TierCli, folder: Path) -> list[bytes]:
     return [batch.raw for batch in batches_of(folder)]
 
 
-def opened(cli: TierCli) -> Tier:
-    return open_tier(load_settings(str(cli.config), {}))
-
-
 def bring(tier: Tier, log: Log, **options: Any) -> Any:
     policy = tier.cleaner_settings_for_topic("orders").cleaner_policy()
     return import_directory(tier, log.path, ORDERS, policy, options=ImportOptions(**options))
+
+
+def refused(cli: TierCli, path: Path, word: str, *options: str) -> None:
+    """The import is refused with this word, and nothing has changed."""
+    before = cli.digest()
+    answer = cli.ask("import", path, *options)
+    assert (answer.code, word in answer.stderr) == (3, True), answer
+    assert cli.digest() == before
 
 
 def end_of(cli: TierCli) -> int:
@@ -127,10 +125,7 @@ def test_a_gap_is_accepted_only_where_the_directory_has_nothing(cli: TierCli, fi
     cli.do("import", first.path)
     second = first.replica_until(40, "second").lead(1, 60)
     (second.path / f"{40:020}.log").unlink()
-    before = cli.digest()
-    refused = cli.ask("import", second.path, "--accept-truncation")
-    assert (refused.code, "leaves a gap" in refused.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "leaves a gap", "--accept-truncation")
     answer = cli.ask("import", second.path, "--accept-truncation", "--allow-gaps")
     assert (answer.code, "offsets 40 to 59 are missing" in answer.stderr) == (0, True)
     assert held(cli, tmp_path / "out") == [*second.written[:40], *second.written[60:]]
@@ -151,11 +146,7 @@ def test_a_damaged_new_branch_leaves_the_tier_as_it_is(
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
-    before = cli.digest()
-    options = ["--live"] if live else []
-    answer = cli.ask("import", second.path, "--accept-truncation", *options)
-    assert (answer.code, "CRC" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "CRC", "--accept-truncation", *(["--live"] if live else []))
 
 
 def test_a_missing_segment_of_the_new_branch_is_noticed_before_the_cut(cli: TierCli, first: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +154,7 @@ def test_a_missing_segment_of_the_new_branch_is_noticed_before_the_cut(cli: Tier
     cli.do("import", first.path)
     second = first.replica_until(40, "second").lead(1, 100)
     (second.path / f"{80:020}.log").unlink()
-    before = cli.digest()
-    answer = cli.ask("import", second.path, "--live", "--accept-truncation")
-    assert (answer.code, "offsets 80 to 99 are missing" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "offsets 80 to 99 are missing", "--live", "--accept-truncation")
 
 
 @pytest.mark.parametrize("rolls", [0, 7])
@@ -177,10 +165,7 @@ def test_another_log_with_the_same_epochs_discards_nothing(rolls: int, cli: Tier
     stranger.story.log.time += 1
     stranger.replica.append([], [], per_segment=SEGMENT)
     stranger.lead(0, 40 + rolls).lead(1, 80)
-    before = cli.digest()
-    answer = cli.ask("import", stranger.path, "--accept-truncation")
-    assert (answer.code, "other content" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, stranger.path, "other content", "--accept-truncation")
 
 
 def test_batches_that_are_remembered_below_the_cut_are_compared_although_a_round_has_dropped_their_records(
@@ -198,10 +183,7 @@ def test_batches_that_are_remembered_below_the_cut_are_compared_although_a_round
     cli.do("import", first.path)
     assert cli.run("orders-0")["status"] == "cleaned"
     second = stranger.replica_until(3, "second").lead(1, 4)
-    before = cli.digest()
-    answer = cli.ask("import", second.path, "--accept-truncation")
-    assert (answer.code, "other content" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "other content", "--accept-truncation")
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
@@ -298,10 +280,7 @@ def test_a_replica_that_was_left_behind_twice_does_not_bring_its_branch_back(cli
     cli.do("import", second.path, "--accept-truncation")
     first.lead(2, 1)
     cli.do("import", first.path, "--live", "--accept-truncation")
-    before = cli.digest()
-    answer = cli.ask("import", second.path, "--accept-truncation")
-    assert (answer.code, "has missed a truncation" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "has missed a truncation", "--accept-truncation")
 
 
 def test_an_upload_that_an_election_has_overtaken_is_void(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +298,7 @@ def test_an_upload_that_an_election_has_overtaken_is_void(cli: TierCli, tmp_path
 
     monkeypatch.setattr(intake, "require_source_unchanged", overtaken)
     with pytest.raises(Fenced, match="truncated at offset 100"):
-        bring(opened(cli), first)
+        bring(cli.open(), first)
     assert held(cli, tmp_path / "out") == third.written
 
 
@@ -340,7 +319,7 @@ def test_an_import_that_was_checked_against_another_branch_is_not_registered(
 
     monkeypatch.setattr(intake, "register_import", late)
     with pytest.raises(BadData, match="by now"):
-        bring(opened(cli), first)
+        bring(cli.open(), first)
     assert held(cli, tmp_path / "out") == third.written
 
 
@@ -360,9 +339,9 @@ def test_a_cut_that_dies_before_its_record_has_changed_nothing_and_is_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(intake, "record_tail_truncation", dies)
         with pytest.raises(KeyboardInterrupt):
-            bring(opened(cli), second, accept_truncation=True)
+            bring(cli.open(), second, accept_truncation=True)
     assert held(cli, tmp_path / "out") == first.written
-    tier = opened(cli)
+    tier = cli.open()
     uploads = [info.key for info in tier.ports.data.list("orders-0/") if info.key.endswith(".log")]
     bring(tier, second, accept_truncation=True)
     assert [info.key for info in tier.ports.data.list("orders-0/") if info.key.endswith(".log")] == uploads
@@ -384,7 +363,7 @@ def test_a_cut_is_one_record_and_any_later_import_goes_on_without_an_option(
     with monkeypatch.context() as patch:
         patch.setattr(intake, "record_tiered_segments", dies)
         with pytest.raises(KeyboardInterrupt):
-            bring(opened(cli), second, live=True, accept_truncation=True)
+            bring(cli.open(), second, live=True, accept_truncation=True)
     assert held(cli, tmp_path / "out") == second.written[:60]
     assert cli.do("import", second.path, "--live")["start_offset"] == 60
     assert held(cli, tmp_path / "out") == second.written[:120]
@@ -393,7 +372,7 @@ def test_a_cut_is_one_record_and_any_later_import_goes_on_without_an_option(
 def test_a_bound_leaves_the_new_branch_out_and_cuts_all_the_same(cli: TierCli, first: Log, tmp_path: Path) -> None:
     cli.do("import", first.path)
     second = first.replica_until(50, "second").lead(1, 90)
-    tier = opened(cli)
+    tier = cli.open()
     assert bring(tier, second, live=True, accept_truncation=True, below=55).end_offset == 49
     assert bring(tier, second, live=True, below=60).end_offset == 59
     assert held(cli, tmp_path / "out") == second.written[:60]
@@ -460,10 +439,7 @@ def test_a_cut_below_what_the_broker_has_cleaned_is_refused(cli: TierCli, first:
     cli.do("import", first.path)
     second = first.replica_until(40, "second").lead(1, 80)
     (second.folder / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 60\n")
-    before = cli.digest()
-    answer = cli.ask("import", second.path, "--accept-truncation")
-    assert (answer.code, "up to offset 60" in answer.stderr) == (3, True)
-    assert cli.digest() == before
+    refused(cli, second.path, "up to offset 60", "--accept-truncation")
 
 
 def test_a_cleaned_directory_comes_into_an_empty_tier_in_parts(cli: TierCli, first: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,7 +556,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
     put(log, *[f"key-{number}=1" for number in range(100)], *[f"key-{number}=2" for number in range(0, 100, 2)])
     source.set(cleaner={"segment_bytes": 4_000})
     compacted_source(source, log)
-    assert len(opened(source).open_partition_log(ORDERS).refresh().live) > 1
+    assert len(source.open().open_partition_log(ORDERS).refresh().live) > 1
     monkeypatch.setattr("compactor.features.imports.from_tier.MOST_AT_ONCE", 1)
     calls: list[int] = []
 

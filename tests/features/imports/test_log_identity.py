@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.control.state import PartitionState
 from compactor.features.agent.plan import UploadFailureReason
 from compactor.features.imports import import_, log_identity
@@ -23,15 +21,11 @@ from tests.support.tier_cli import Answer, TierCli
 
 OTHER_ID = "Qm9CQm9CQm9CQm9CQm9CQg"
 NO_ID = ""
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "a tier", {"publish": {"grace_ms": 0}})
+SETTINGS = {"publish": {"grace_ms": 0}}
 
 
 def state_of(cli: TierCli) -> PartitionState:
-    return open_tier(load_settings(str(cli.config), {})).open_partition_log(TopicPartition("orders", 0)).refresh()
+    return cli.open().open_partition_log(TopicPartition("orders", 0)).refresh()
 
 
 def log_dir(folder: Path, start: int, end: int, *, topic_id: str, epoch: int = 0, word: str = "first") -> Path:
@@ -88,8 +82,7 @@ def test_a_topic_that_is_created_anew_while_it_is_imported_is_refused(
         return original(*arguments, **named)
 
     monkeypatch.setattr(import_, moment, create_anew)
-    answer = cli.ask("import", directory, *options)
-    assert answer.code == 3, answer
+    cli.refused("import", directory, *options)
     assert replaced
     after = state_of(cli)
     assert (after.live, after.topic_id) == (before.live, TOPIC_ID)
@@ -129,9 +122,7 @@ def test_older_segments_of_another_topic_are_not_put_in_front(cli: TierCli, orde
 def test_a_partition_metadata_that_names_no_id_is_refused(text: str, cli: TierCli, orders: Callable[..., Path]) -> None:
     folder = orders(0, 8, topic_id=TOPIC_ID)
     (folder / "partition.metadata").write_text(text)
-    answer = cli.ask("import", folder)
-    assert answer.code == 3
-    assert "partition.metadata" in answer.stderr
+    cli.refused("import", folder, says="partition.metadata")
 
 
 def test_a_deleted_partition_may_become_another_topics(cli: TierCli, orders: Callable[..., Path]) -> None:
@@ -316,9 +307,7 @@ def test_one_topic_id_is_not_given_to_two_topics(cli: TierCli, orders: Callable[
     folder = orders(0, 8, topic_id=NO_ID)
     for topic in ("a", "b"):
         cli.do("import", folder, "--topic", topic, "--partition", 0)
-    answer = cli.ask("topics", "adopt", ".*", "--topic-id", TOPIC_ID)
-    assert answer.code == 2
-    assert "several topics" in answer.stderr
+    cli.refused("topics", "adopt", ".*", "--topic-id", TOPIC_ID, code=2, says="several topics")
 
 
 # ---- from another tier ----------------------------------------------------------------------------------------------------------

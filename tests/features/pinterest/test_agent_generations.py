@@ -24,7 +24,17 @@ from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectInfo
 from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of
-from tests.support.side_broker import ORDERS, PartitionStory, SideBroker, SideScene, metric, settle, stands
+from tests.support.side_broker import (
+    ORDERS,
+    PartitionStory,
+    SideBroker,
+    SideScene,
+    leaders_that_roll_elsewhere,
+    metric,
+    settle,
+    stands,
+    two_agents_at_once,
+)
 
 
 @dataclass
@@ -74,6 +84,7 @@ class Scene(SideScene):
         pointer = json.loads((self.root / ".generations" / "prod" / "orders-0" / "current.json").read_text())
         return folder_of(self.root / pointer["basePrefix"], "prod", "orders-0", 3)
 
+    @override
     def check(self, end: int) -> None:
         """Up to ``end`` consumers get every record from every position, and metadata and watermark say what is there."""
         folder = self.folder()
@@ -173,36 +184,11 @@ def test_a_crash_between_any_two_changes(scene: Scene, before: int) -> None:
 
 
 def test_a_new_leader_whose_segments_roll_elsewhere(scene: Scene) -> None:
-    two = SideBroker(scene.tier.folder / "broker two", 2)
-    other = two.replica()
-    agents = {1: scene.agent(), 2: scene.agent(two)}
-    replicas = {1: (scene.replica, 4), 2: (other, 3)}
-    for leader in (1, 2, 1, 2, 2, 1):
-        replica, rolls = replicas[leader]
-        for follower, size in replicas.values():
-            scene.story.follow(follower, per_segment=size)
-        scene.story.lead(leader)
-        scene.story.write(replica, 9, per_segment=rolls)
-        for agent in agents.values():
-            scene.tier.hurry(70_000)
-            assert stands(settle(agent))[1] is None
-        scene.check(replica.bases[-1])
+    leaders_that_roll_elsewhere(scene)
 
 
 def test_two_agents_on_one_partition(scene: Scene) -> None:
-    agents = [scene.agent(), scene.agent()]
-    for _ in range(3):
-        for agent in agents:
-            agent.scan()
-        assert sum(len(agent.start_due_jobs()) for agent in agents)
-        for agent in agents:
-            while agent.status().running:
-                agent.process_ended_jobs(30)
-        scene.tier.hurry()
-        for agent in agents:
-            assert stands(settle(agent))[1] is None
-        scene.check(scene.replica.bases[-1])
-        scene.story.write(scene.replica, 7)
+    two_agents_at_once(scene)
 
 
 def test_a_restart_brings_what_an_earlier_agent_left_behind(scene: Scene) -> None:

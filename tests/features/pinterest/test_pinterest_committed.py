@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.model.ids import TopicPartition
 from compactor.read.ranges import read_record_blocks
@@ -28,7 +26,7 @@ def upstream(tmp_path: Path) -> Upstream:
 
 
 def opened(upstream: Upstream) -> Tier:
-    return open_tier(load_settings(str(upstream.cli.config), {}))
+    return upstream.cli.open()
 
 
 def read(tier: Tier, *, committed: bool = True) -> list[int]:

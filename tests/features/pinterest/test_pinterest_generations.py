@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.errors import AlreadyExists, Unavailable
 from compactor.features.pinterest import generations as layout
 from compactor.features.pinterest.generations import (
@@ -48,7 +46,7 @@ class House(GrowingTier):
         return row
 
     def opened(self) -> tuple[Tier, GenerationTarget]:
-        tier = open_tier(load_settings(str(self.cli.config), {}))
+        tier = self.cli.open()
         return tier, configured_generation_target(tier)
 
     def folder_now(self) -> Path:
@@ -306,24 +304,35 @@ def test_a_writer_may_end_anywhere(house: House) -> None:
     assert write_generation(tier, target, ORDERS).status == "up_to_date"
 
 
+def interrupted(store: ObjectStore, before: Callable[[str], None], method: str = "create") -> Any:
+    """The store, with ``before`` called with the key of each object that ``method`` is to make."""
+
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            real = getattr(store, name)
+            if name != method:
+                return real
+
+            def call(key: str, *rest: Any) -> Any:
+                before(key)
+                return real(key, *rest)
+
+            return call
+
+    return Interrupted()
+
+
 def test_two_writers_at_once(house: House) -> None:
     tier, target = house.opened()
     steps: list[str] = []
 
-    class Overtaken:
+    def overtake(key: str) -> None:
         """Another writer is faster, just before the step is recorded."""
+        if key.endswith("1.json") and not steps:
+            steps.append(key)
+            assert write_generation(tier, target, ORDERS).status == "written"
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(target.store, name)
-
-        def create(self, key: str, data: bytes, metadata: Any = None) -> ObjectInfo:
-            if key.endswith("1.json") and not steps:
-                steps.append(key)
-                assert write_generation(tier, target, ORDERS).status == "written"
-            return target.store.create(key, data, metadata)
-
-    slow: Any = Overtaken()
-    assert write_generation(tier, replace(target, store=slow), ORDERS).status == "up_to_date"
+    assert write_generation(tier, replace(target, store=interrupted(target.store, overtake)), ORDERS).status == "up_to_date"
     assert steps
     house.check()
 
@@ -348,27 +357,19 @@ def test_a_partition_that_was_imported_anew(house: House) -> None:
 def test_whoever_is_always_overtaken_gives_up(house: House) -> None:
     tier, target = house.opened()
 
-    class Lost:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(target.store, name)
+    def lose(key: str) -> None:
+        if key.endswith(".json"):
+            raise AlreadyExists(key)
 
-        def create(self, key: str, data: bytes, metadata: Any = None) -> ObjectInfo:
-            if key.endswith(".json"):
-                raise AlreadyExists(key)
-            return target.store.create(key, data, metadata)
-
-    lost: Any = Lost()
     with pytest.raises(Unavailable, match="other processes were faster"):
-        write_generation(tier, replace(target, store=lost), ORDERS)
+        write_generation(tier, replace(target, store=interrupted(target.store, lose)), ORDERS)
 
 
 @pytest.mark.parametrize("target", ["", "inside", "around"])
 def test_a_target_of_its_own_is_needed(house: House, target: str) -> None:
     url = {"": "", "inside": (house.cli.tier / "x").as_uri(), "around": house.folder.as_uri()}[target]
     house.cli.set(**{"tier.pinterest": {"target": url}})
-    answer = house.cli.ask("generations", "write")
-    assert answer.code == 2
-    assert "target" in answer.stderr
+    house.cli.refused("generations", "write", code=2, says="target")
 
 
 def test_config_check_tries_the_target(house: House) -> None:
@@ -441,20 +442,14 @@ def test_a_slow_writer_does_not_leave_what_it_knew(house: House) -> None:
     (house.folder_now() / "_metadata").unlink()
     steps: list[str] = []
 
-    class Slow:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(target.store, name)
+    def append(key: str) -> None:
+        if not steps:
+            steps.append(key)
+            house.segment("f=1", "a=4")
+            house.bring()
+            assert write_generation(tier, target, ORDERS).status == "appended"
 
-        def put(self, key: str, data: bytes) -> ObjectInfo:
-            if not steps:
-                steps.append(key)
-                house.segment("f=1", "a=4")
-                house.bring()
-                assert write_generation(tier, target, ORDERS).status == "appended"
-            return target.store.put(key, data)
-
-    slow: Any = Slow()
-    switch_readers(replace(target, store=slow), target.generation_step_log(ORDERS))
+    switch_readers(replace(target, store=interrupted(target.store, append, "put")), target.generation_step_log(ORDERS))
     assert steps
     house.check()
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.features.spark.datasource import ReadRequest, ReadSplit, plan_splits
 from compactor.model.ids import TopicPartition
 from compactor.read.reading import OffsetRangeReader
@@ -84,7 +82,7 @@ def test_topics_verify_and_export(upstream: Upstream, tmp_path: Path) -> None:
 
 def test_the_data_source_reads_it(upstream: Upstream) -> None:
     upstream.upload()
-    tier = open_tier(load_settings(str(upstream.cli.config), {}))
+    tier = upstream.cli.open()
     for split_bytes in (1, 1 << 20):
         splits = plan_splits(tier, ReadRequest(tier.settings, ("orders",), starting_offset=1, split_bytes=split_bytes))
         read = [
@@ -236,9 +234,7 @@ def test_the_newest_log_is_cut_short(upstream: Upstream) -> None:
     folder = upstream.upload()
     log = folder / name_of(4)
     log.write_bytes(log.read_bytes()[:-3])
-    answer = upstream.cli.ask("topics")
-    assert answer.code == 3
-    assert "cut short" in answer.stderr
+    upstream.cli.refused("topics", says="cut short")
 
 
 @pytest.mark.damages

@@ -22,11 +22,7 @@ from tests.support.endpoint import Client, RecordTuple, served, shown_by_java
 from tests.support.tier_cli import TierCli, batches_of, visible
 
 TOPIC = "orders"
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> TierCli:
-    return TierCli(tmp_path / "cli", {"publish": {"grace_ms": 0}, "cleaner": {"segment_bytes": 400, "delete_retention_ms": 0}})
+SETTINGS = {"publish": {"grace_ms": 0}, "cleaner": {"segment_bytes": 400, "delete_retention_ms": 0}}
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.errors import BadData
 from compactor.features.spark import exchange as bundles, pass_one as range_rows
 from compactor.features.spark.exchange import (
@@ -25,21 +24,18 @@ from compactor.features.spark.exchange import (
     plan_segment_bundles,
     read_tail,
 )
-from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
+from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from tests.features.spark.test_spark_worker import SMALL, growing
+from tests.support.segments import make_segment
 from tests.support.spark_tier import HereCluster, Twins
 
 pytestmark = pytest.mark.quick
 
 
 def segment(number: int, size: int, records: int) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        id=f"s{number}", start_offset=Offset(number * 1000), end_offset=Offset(number * 1000 + 999),
-        size_bytes=size, max_timestamp_ms=TimestampMs(0), mtime_ms=0,
-        leader_epochs=(EpochEntry(epoch=LeaderEpoch(0), start_offset=Offset(0)),), files={}, records=records,
-    )  # fmt: skip
+    return make_segment(f"s{number}", number * 1000, number * 1000 + 999, size=size, records=records)
 
 
 def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
