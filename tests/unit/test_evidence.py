@@ -19,7 +19,11 @@ EMPTY = (
 
 
 def test_the_tables_of_the_reliability_page_are_generated_from_the_records() -> None:
-    assert PAGE.read_text() == page(PAGE.read_text(), read_records())
+    shown, made = PAGE.read_text(), page(PAGE.read_text(), read_records())
+    asked = subprocess.run(("git", "rev-parse", "--is-shallow-repository"), cwd=ROOT, check=False, capture_output=True, text=True)
+    if asked.stdout.strip() != "false":  # without its history, nobody knows which runs are older than the code
+        shown, made = shown.replace(", older", ""), made.replace(", older", "")
+    assert shown == made
 
 
 def test_tables_are_replaced_and_text_stays(tmp_path: Path) -> None:
