@@ -131,7 +131,7 @@ class Client:
         """Ask for one partition, and return its row of the response."""
         request = fetch_request(topic, offset, committed, max_bytes, partition, epoch, wait_ms, topic_id)
         response: FetchResponse = self.ask(request, version)
-        assert response.error_code == 0
+        assert (response.error_code, response.session_id) == (0, 0), "no session is begun"
         return response.responses[0].partitions[0]
 
     def metadata(self, *topics: str) -> Any:
