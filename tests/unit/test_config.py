@@ -87,6 +87,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "cleaner.max_compaction_lag_ms": "5",
         "cleaner.keyless_records": "keep",
         "tier.on_topic_deletion": "delete",
+        "publish.retire": "false",
         "cleaner.bloom": "false",
         "cleaner.bloom_false_positive_rate": "0.02",
         "cleaner.splice": "false",

@@ -140,7 +140,13 @@ there, except for listings, which only `config check` and `demo --tier` try.
 `config check` also lists eight small keys, two on a page, and compares order and continuation (`listing`). If `versioning-unknown`
 shows an answer 501 or 400, the server does not know the request; no right is missing.
 
-Not tried: Garage, whose documentation of PutObject names no condition. S3Proxy 4.1.0 wants the CRC-32C of copied parts
+Google's storage-testbench 0.45.0 (`gs://`) adds entries to the metadata of objects that are sent in one request (`x_emulator_crc32c`, `x_testbench_upload` and two more), so that it
+fails the contract suite; use fake-gcs-server.
+
+Objects that were sent with a CRC64NVME are read like others (moto, versitygw, MiniStack). moto 5 accepts a wrong one and keeps none; the other two refuse it.
+
+Not tried: Garage, whose documentation of PutObject names no condition; Zenko CloudServer, whose newest package in npm is 8.0.0-beta; LocalStack,
+of which `localstack-core` 2026.3.0 needs Python 3.12 (its package says 3.10). S3Proxy 4.1.0 wants the CRC-32C of copied parts
 when an upload is completed, and does not give it when it copies them: from the first such answer on, partially rewritten segments are sent whole.
 """
 
