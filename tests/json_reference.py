@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compactor.cli.output import SCHEMA_VERSION, Output
-from compactor.cli.tiers import print_check_findings
+from compactor.cli.tiers import DOCTOR_FIELDS, print_check_findings
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.broker_doctor import FirstUntieredRecord, PartitionHealthFacts, partition_health_findings
 from compactor.views.forecast import NO_PRICES
@@ -125,7 +125,7 @@ def doctor_example() -> Example:
     """What `doctor` prints of a partition whose brokers do not tier a closed segment. The facts are made up, as the tier has no brokers."""
     hour_ms, now_ms, printed = 3_600_000, 1_800_000_000_000, StringIO()
     facts = PartitionHealthFacts(TopicPartition("orders", 0), (), {}, FirstUntieredRecord(42, now_ms - 5 * hour_ms, now_ms - 3 * hour_ms))
-    print_check_findings(partition_health_findings(facts, now_ms, NO_PRICES), Output("json", printed, StringIO()))
+    print_check_findings(partition_health_findings(facts, now_ms, NO_PRICES), Output("json", printed, StringIO()), fields=DOCTOR_FIELDS)
     return Example(("doctor", "orders-0"), json.loads(printed.getvalue()))
 
 

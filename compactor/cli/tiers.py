@@ -172,6 +172,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 VERIFY_FIELDS = ("severity", "kind", "topic", "partition", "object", "detail")
 """JSON fields of a finding of `verify`."""
 BROKER_FIELDS = (*VERIFY_FIELDS, "means", "todo")
+DOCTOR_FIELDS = (*BROKER_FIELDS, "bytes", "usd_month")
 
 
 def print_check_findings(

@@ -153,6 +153,10 @@ class Runner(Protocol):
     def map_engine(self) -> str:
         """Engine of the offset map, as plans record it."""
 
+    @property
+    def announces_segments(self) -> bool:
+        """Whether new segments are announced to the publisher before they are written. If not, the driver announces them afterwards."""
+
     def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
         """Return the time of an interrupted pass 1 for an equal plan, else ``now_ms``.
 
@@ -297,7 +301,11 @@ class Compaction(Job[PlanInputs]):
         run.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
         run.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
+        ports = self._context.ports
         for outcome in self._runner.work(plan, tasks, session, is_resumed=facts is None):
+            if not self._runner.announces_segments and isinstance(outcome, CompactionReceipt) and ports.brokers is not None:
+                session.check()  # executors never write metadata; only the leader does
+                ports.publisher.announce_segment(plan.topic_partition, outcome.segment)
             yield outcome
             intent = session.state.intent
             if intent is not None and intent.pending_tasks and (problem := self._too_old_problem(intent)):
@@ -337,6 +345,7 @@ class LocalRunner:
     """Threads of this process."""
 
     map_engine = ""
+    announces_segments = True
 
     def __init__(self, context: RoundResourcesAndSettings, disk_budget: DiskBudget | None = None) -> None:
         """Parameter ``disk_budget``: shared by all rounds of this process; None for ``disk_budget_bytes``."""

@@ -32,5 +32,5 @@ def doctor_command(args: argparse.Namespace, out: Output) -> ExitCode:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)
     well = f"{count_noun(len(names), 'partition')}: nothing harms {'it' if len(names) == 1 else 'them'}" if not found else "nothing is lost"
-    tiers.print_check_findings(found, out, well, (*tiers.BROKER_FIELDS, "bytes", "usd_month"))
+    tiers.print_check_findings(found, out, well, tiers.DOCTOR_FIELDS)
     return BadData.exit_code if severe else 0

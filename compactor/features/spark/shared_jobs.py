@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
@@ -172,6 +172,7 @@ class SharedRunner:
     jobs: SharedJobs
     cleaner: CleanerSettings
     map_engine: str
+    announces_segments: ClassVar[bool] = False
     _snapshot: bytes = field(default=b"", init=False)
 
     def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:

@@ -108,6 +108,7 @@ class SparkRunner:
     """
 
     map_engine: ClassVar[str] = "spark"
+    announces_segments: ClassVar[bool] = False
 
     open_cluster: Callable[[], SparkCluster]
     tier: Tier
