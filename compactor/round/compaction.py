@@ -155,7 +155,7 @@ class Runner(Protocol):
 
     @property
     def announces_segments(self) -> bool:
-        """Whether new segments are announced to the publisher before they are written. If not, the driver announces them afterwards."""
+        """Return whether new segments are announced to the publisher before they are written. If not, the driver announces them then."""
 
     def plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: Callable[[int], CompactionPlan | None]) -> int:
         """Return the time of an interrupted pass 1 for an equal plan, else ``now_ms``.
