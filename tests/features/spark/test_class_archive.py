@@ -47,12 +47,10 @@ def test_the_next_spark_maps_the_archive_and_a_damaged_one_is_ignored(config: Pa
     assert (archive.parent, archive.stat().st_size) == (config.parent / "a state" / "spark", made["bytes"])
     assert [path.name for path in archive.parent.glob("spark-classes*")] == [archive.name]
     assert run("-c", MAPPED, str(config)) == "1 True\n"
-    archive.chmod(0o600)
-    whole = archive.read_bytes()
-    archive.write_bytes(whole[:5_000_000])
-    assert run("-c", MAPPED, str(config)) == "1 False\n"
-    archive.write_bytes(bytes(len(whole)))
-    assert run("-c", MAPPED, str(config)) == "1 False\n"
+    for content in (bytes(5_000_000), bytes(made["bytes"])):
+        archive.unlink()  # a JVM that ends just now has mapped it
+        archive.write_bytes(content)
+        assert run("-c", MAPPED, str(config)) == "1 False\n"
 
 
 @pytest.mark.quick
