@@ -117,7 +117,7 @@ emit_copy_8, emit_copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(1
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def emit_memory_address_of_element(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
+def emit_element_address(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
     def emit_intrinsic_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 

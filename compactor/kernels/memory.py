@@ -21,8 +21,8 @@ copy_bytes = Intrinsic("copy_bytes")
 
 copy_8, copy_16 = Intrinsic("copy_8"), Intrinsic("copy_16")
 
-memory_address_of_element = Intrinsic("memory_address_of_element")
-"""``memory_address_of_element(bytes, position)``: valid as long as the array exists."""
+element_address = Intrinsic("element_address")
+"""``element_address(bytes, position)``: in memory; valid as long as the array exists."""
 
 call_c_function = Intrinsic("call_c_function")
 """``call_c_function(address, *arguments)``: call a C function with at most six integers or addresses, each passed as 64 bits; only for

@@ -20,11 +20,11 @@ from compactor.kernels.memory import (
     copy_8,
     copy_16,
     copy_bytes,
+    element_address,
     get_8,
     get_16,
     load_i32,
     load_u64,
-    memory_address_of_element,
     put_8,
 )
 from compactor.profiling import SegmentWorkStage, measure_stage
@@ -291,9 +291,7 @@ def _decompress_lz4_frame(
             copy_bytes(out, out_position, buf, at, size)
             got = size
         else:
-            got = call_c_function(
-                decompress_address, memory_address_of_element(buf, at), memory_address_of_element(out, out_position), size, block
-            )
+            got = call_c_function(decompress_address, element_address(buf, at), element_address(out, out_position), size, block)
         out_position += got
         if got < 0 or out_position > most:
             return -1
@@ -352,9 +350,9 @@ def _compress_lz4_bodies(
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
             space = length + length // 255 + 16
-            call_c_function(reset_address, memory_address_of_element(lz4_state, 0))
-            source, target = memory_address_of_element(plain_bodies, start[body] + begin), memory_address_of_element(out, at + 4)
-            got = call_c_function(compress_address, memory_address_of_element(lz4_state, 0), source, target, length, space, 1)
+            call_c_function(reset_address, element_address(lz4_state, 0))
+            source, target = element_address(plain_bodies, start[body] + begin), element_address(out, at + 4)
+            got = call_c_function(compress_address, element_address(lz4_state, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain_bodies, start[body] + begin, length)
                 _write_little_endian_u32(out, at, length | _STORED)

@@ -235,8 +235,9 @@ def _work(leadership: Leadership, job: Job[FactsT], run: Run, facts: FactsT | No
 
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
-    had_tasks = bool(_open_intent(leadership).pending_tasks)
-    expired.have_more_sources_expired(_open_intent(leadership))
+    intent = _open_intent(leadership)
+    had_tasks = bool(intent.pending_tasks)
+    expired.have_more_sources_expired(intent)
     while True:
         intent = _open_intent(leadership)
         if parted := expired.find_partly_expired_task(intent.pending_tasks):

@@ -45,6 +45,17 @@ def cli(tmp_path: Path) -> TierCli:
     return cli
 
 
+def slowed(stores: list[Faulty]) -> Callable[[Any], Any]:
+    """Opens a tier with a data store that only waits; ``stores`` gets the store."""
+
+    def slow(tier: Any) -> Any:
+        stores.append(Faulty(tier.ports.data))
+        stores[0].waits_only = True
+        return tier.with_stores(data=stores[0])
+
+    return slow
+
+
 def fetch_all(client: Client, *, max_bytes: int, partition_max_bytes: int, partitions: int = 4, min_bytes: int = 1) -> Any:
     """One Fetch over several partitions from offset 0 on; its rows."""
     row = FetchRequest.FetchTopic.FetchPartition
@@ -149,12 +160,7 @@ def test_a_search_for_markers_does_not_hold_up_the_end(tmp_path: Path) -> None:
     log.commit(7)
     cli.bring(log.write(tmp_path / "log"))
     stores: list[Faulty] = []
-
-    def slow(tier: Any) -> Any:
-        stores.append(Faulty(tier.ports.data))
-        stores[0].waits_only = True
-        return tier.with_stores(data=stores[0])
-
+    slow = slowed(stores)
     with served(cli.config, slow) as endpoint, Client(endpoint) as client:
         assert client.fetch(TOPIC, 0, committed=False, max_bytes=1).error_code == 0
         stores[0].text, stores[0].seconds = ".log", 0.3
@@ -231,12 +237,7 @@ def test_a_port_that_is_none_is_refused_with_words(cli: TierCli) -> None:
 def test_bytes_are_reserved_while_they_are_read(cli: TierCli) -> None:
     stores: list[Faulty] = []
     cli.set(serve={"max_in_flight_bytes": 100_000, "max_response_bytes": 90_000})
-
-    def slow(tier: Any) -> Any:
-        stores.append(Faulty(tier.ports.data))
-        stores[0].waits_only = True
-        return tier.with_stores(data=stores[0])
-
+    slow = slowed(stores)
     with served(cli.config, slow) as endpoint, Client(endpoint) as first, Client(endpoint) as second:
         stores[0].text, stores[0].seconds = ".log", 0.5
         first.post(fetch_request(TOPIC, 0), 12)
@@ -274,12 +275,7 @@ def test_a_response_holds_no_pieces_beyond_the_budget(tmp_path: Path) -> None:
 
 def test_pieces_count_as_cached_while_they_are_loaded(cli: TierCli) -> None:
     stores: list[Faulty] = []
-
-    def slow(tier: Any) -> Any:
-        stores.append(Faulty(tier.ports.data))
-        stores[0].waits_only = True
-        return tier.with_stores(data=stores[0])
-
+    slow = slowed(stores)
     with served(cli.config, slow) as endpoint, Client(endpoint) as client:
         stores[0].text, stores[0].seconds = ".log", 0.5
         client.post(fetch_request(TOPIC, 0), 12)
