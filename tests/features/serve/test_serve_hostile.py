@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,18 +105,23 @@ def test_others_are_answered_while_a_request_has_many_partitions(cli: TierCli) -
     with served(cli.config) as endpoint, Client(endpoint) as large, Client(endpoint) as small:
         assert small.fetch(TOPIC, 0).records
         turns: list[int] = []
+        is_small_sent = threading.Event()
         original = endpoint.requests._read_partition  # type: ignore[union-attr]
 
         async def counted(*arguments: Any, **options: Any) -> Any:
-            turns.append(id(arguments[1]))
+            turns.append(arguments[1].partition_max_bytes)
+            is_small_sent.wait(20)  # holds the whole endpoint at the first row, so that the small request is there before the second
             return await original(*arguments, **options)
 
         endpoint.requests._read_partition = counted  # type: ignore[union-attr, method-assign]
         large.post(request, 12)
         wait_for(lambda: bool(turns))
-        assert small.fetch(TOPIC, 0).records
-        assert len(turns) < count, "it waited for the large request"
+        small.post(fetch_request(TOPIC, 0), 12)
+        is_small_sent.set()
+        assert len(small.receive()) < count
         assert len(large.receive()) > count
+        assert len(turns) == count + 1
+        assert turns.index(1 << 20) < count, "it waited for the large request"
 
 
 def test_random_changes_of_valid_frames_close_their_connection_and_nothing_else(cli: TierCli) -> None:
