@@ -7,7 +7,9 @@ reader holds only the pieces that it reads.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import math
 import os
 import socket
 import time
@@ -63,6 +65,42 @@ class Connection:
     client_id: str = ""
     requests: int = 0
     bytes: int = 0
+
+
+class Deadline:
+    """Cancel a connection's task unless the deadline is moved in time. Moving it needs no timer: ``asyncio.timeout`` makes one for each of
+    the waits of a request.
+    """
+
+    def __init__(self, task: asyncio.Task[None], longest_s: float) -> None:
+        self._task, self._longest_s = task, longest_s
+        self._loop = task.get_loop()
+        self._at_s = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self.has_passed = False
+
+    def move(self, seconds: float) -> None:
+        now = self._loop.time()
+        self._at_s = now + seconds
+        if self._timer is None or self._at_s < self._timer.when():
+            self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        self.close()
+        # Never further away than the usual deadline, so that a move from a longer one to it finds the timer in time.
+        self._timer = self._loop.call_at(min(self._at_s, now + self._longest_s), self._check)
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        if now < self._at_s:
+            self._arm(now)
+        else:
+            self.has_passed = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 @dataclass
@@ -161,6 +199,7 @@ class Endpoint:
         # TLS begins in ``_accept``: a client that does not finish its handshake is a connection, too.
         server = await asyncio.start_server(self._accept, sock=self._socket, limit=SLICE)
         watch = asyncio.ensure_future(self._watch())
+        gc.freeze()  # what was loaded until now stays: collections need not pass over it for each few requests
         try:
             await self._stop.wait()
         finally:
@@ -209,40 +248,44 @@ class Endpoint:
         peer = writer.get_extra_info("peername")
         connection = Connection(f"{peer[0]}:{peer[1]}" if peer else "", time.monotonic())
         self.state.connections[id(connection)] = connection
+        deadline = Deadline(task, self._limit_s)
         try:
             if self._tls is not None:
                 # Nothing is awaited before: what a client sends would not reach the handshake.
-                await writer.start_tls(self._tls, ssl_handshake_timeout=self.settings.request_timeout_ms / 1000)
+                await writer.start_tls(self._tls, ssl_handshake_timeout=self._limit_s)
             # With TLS, the socket must not run empty while the next slice is prepared. Without, what waits in the transport is a copy.
             writer.transport.set_write_buffer_limits(high=SLICE if self._tls is not None else 0)
-            await self._converse(reader, writer, connection)
+            await self._converse(reader, writer, connection, deadline)
         except InvalidFrame as error:
             self.state.invalid_frames += 1
             self._log(f"the connection of {connection.peer} is closed: {error}", level=logging.WARNING)
-        except (OSError, EOFError, TimeoutError):
-            pass  # it went away, or is too slow
+        except (OSError, EOFError):
+            pass  # it went away
         except asyncio.CancelledError:
-            pass  # the endpoint stops
+            pass  # the endpoint stops, or the deadline has passed
         except Exception:  # noqa: BLE001
             # A bug, which must not touch other connections.
             self._log(f"a bug: the connection of {connection.peer} is closed: {traceback.format_exc()}", level=logging.CRITICAL)
         finally:
+            deadline.close()
             self._tasks.discard(task)
             del self.state.connections[id(connection)]
             writer.close()
             with suppress(Exception):
                 await asyncio.wait_for(writer.wait_closed(), 1)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection, deadline: Deadline
+    ) -> None:
         login = access.Login(self._users)
         while True:
-            frame = await self._read_frame(reader, login, connection)
+            frame = await self._read_frame(reader, login, connection, deadline)
             request = decode_request(frame, login.may_send)
             connection.requests += 1
             connection.client_id = request.client_id[:CLIENT_ID_CHARS] or connection.client_id
             response = login.answer(request)
             if response is None:
-                response = await self._answer(request, login.user)
+                response = await self._answer(request, login.user, deadline)
             connection.user = login.user.name
             name = APIS[request.key].request.__name__
             if self.requests is not None:
@@ -250,33 +293,38 @@ class Endpoint:
             if login.stage is access.Stage.REFUSED:
                 await asyncio.sleep(REFUSED_S)
             if response is not None:
-                connection.bytes += await self._write(writer, request, response)
+                connection.bytes += await self._write(writer, request, response, deadline)
             if login.stage is access.Stage.REFUSED:
                 return
 
-    async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login, connection: Connection) -> bytes:
-        limit, limit_s, wait_s = self.settings.max_request_bytes, self.settings.request_timeout_ms / 1000, self.settings.idle_ms / 1000
+    @property
+    def _limit_s(self) -> float:
+        return self.settings.request_timeout_ms / 1000
+
+    async def _read_frame(self, reader: asyncio.StreamReader, login: access.Login, connection: Connection, deadline: Deadline) -> bytes:
+        limit, wait_s = self.settings.max_request_bytes, self.settings.idle_ms / 1000
         if login.stage is not access.Stage.AUTHENTICATED:
             # Who does not log in must not hold one of the connections for long, nor memory.
-            limit, wait_s = min(limit, LOGIN_BYTES), connection.since_s + limit_s - time.monotonic()
-        async with asyncio.timeout(wait_s):
-            head = await reader.readexactly(4)
+            limit, wait_s = min(limit, LOGIN_BYTES), connection.since_s + self._limit_s - time.monotonic()
+        deadline.move(wait_s)
+        head = await reader.readexactly(4)
         size = int.from_bytes(head, "big", signed=True)
         if not 0 < size <= limit:
             raise InvalidFrame(f"a request of {size} bytes; allowed are {limit} (max_request_bytes, less before a login)")
-        async with asyncio.timeout(limit_s):
-            return await reader.readexactly(size)
+        deadline.move(self._limit_s)
+        return await reader.readexactly(size)
 
-    async def _answer(self, request: Request, user: access.User) -> Any:
+    async def _answer(self, request: Request, user: access.User, deadline: Deadline) -> Any:
         if self.requests is None:
             raise EOFError
-        limit_s = self.settings.request_timeout_ms / 1000 + longest_wait_s(request)
+        limit_s = self._limit_s + longest_wait_s(request)
+        deadline.move(limit_s)
         try:
-            async with asyncio.timeout(limit_s):
-                return await self.requests.answer(request, user)
-        except TimeoutError:
-            # What was begun goes on: the client finds it when it asks again.
-            self._log(f"a request is given up after {limit_s:.0f} s (request_timeout_ms)", level=logging.WARNING)
+            return await self.requests.answer(request, user)
+        except asyncio.CancelledError:
+            if deadline.has_passed:
+                # What was begun goes on: the client finds it when it asks again.
+                self._log(f"a request is given up after {limit_s:.0f} s (request_timeout_ms)", level=logging.WARNING)
             raise
         except CompactorError as error:
             # Nothing of the tier can be read. Clients try again on another connection, as when a broker goes away.
@@ -284,8 +332,8 @@ class Endpoint:
             self._log(f"a request cannot be answered: {error}", level=logging.ERROR)
             raise EOFError from error
 
-    async def _write(self, writer: asyncio.StreamWriter, request: Request, response: Any) -> int:
-        """Return the size. Raises TimeoutError if the client takes none of it for too long."""
+    async def _write(self, writer: asyncio.StreamWriter, request: Request, response: Any, deadline: Deadline) -> int:
+        """Return the size. The deadline moves whenever the client takes a part."""
         is_fetch = request.key == consumer.FetchRequest.API_KEY
         views = frame_of_fetch(request, response) if is_fetch else [memoryview(encode_response(request, response))]
         size = sum(map(len, views))
@@ -299,20 +347,19 @@ class Endpoint:
             is_plain = writer.get_extra_info("sslcontext") is None
             if not is_plain:
                 for part in slices(views):
-                    await self._wait_for_write(writer, part)
+                    await self._wait_for_write(writer, part, deadline)
             while is_plain and (views := write_at_once(writer, views)):
                 # When the transport has written the next few bytes, the socket takes the most again.
-                await self._wait_for_write(writer, views[0][:JOINED])
+                await self._wait_for_write(writer, views[0][:JOINED], deadline)
                 views[0] = views[0][JOINED:]
         finally:
             self.state.in_flight -= held
         return size
 
-    async def _wait_for_write(self, writer: asyncio.StreamWriter, part: bytes | memoryview) -> None:
-        """Raises TimeoutError."""
+    async def _wait_for_write(self, writer: asyncio.StreamWriter, part: bytes | memoryview, deadline: Deadline) -> None:
         writer.write(part)
-        async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
-            await writer.drain()
+        deadline.move(self._limit_s)
+        await writer.drain()
 
 
 def frame_of_fetch(request: Request, response: Any) -> list[memoryview]:

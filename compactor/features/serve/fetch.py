@@ -258,12 +258,19 @@ class TierReader:
 
     def _prefetch(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], bounds: Bounds, number: int) -> None:
         """Load this segment's pieces from ``number`` on, then the first ones of the next segments."""
-        left = self._read_ahead
-        for ahead in range(number, min(number + left, len(bounds.positions))):
-            self._cache.prefetch(bounds, ahead)
-            left -= 1
-        if left > 0 and len(segments) > 1:
-            self._begin_prefetch(view, segments[1:], left, segments[1].start_offset)
+        left, place, known = self._read_ahead, 0, bounds
+        while left > 0:
+            for ahead in range(number, min(number + left, len(known.positions))):
+                self._cache.prefetch(known, ahead)
+                left -= 1
+            place += 1
+            if place == len(segments):
+                return
+            found = self._cache.known_bounds(segments[place].id)
+            if found is None:  # a task for each request would cost more than the request
+                self._begin_prefetch(view, segments[place:], left, segments[place].start_offset)
+                return
+            known, number = found, 0
 
     def _begin_prefetch(self, view: View, segments: Sequence[RemoteLogSegmentMetadata], left: int, offset: int) -> None:
         task = asyncio.ensure_future(self._prefetch_segments(view, segments[:left], left, offset))
