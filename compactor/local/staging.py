@@ -29,8 +29,9 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import SegmentWorkStage, measure_stage
 from compactor.storage.checks import write_at_position
+from compactor.storage.port import FileLease
 from compactor.tier import contents
-from compactor.tier.contents import FileStreamDigest
+from compactor.tier.contents import DownloadedFile, FileStreamDigest
 from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ CachedFileKey = tuple[str, str]
 
 COPY_BYTES = 1 << 20
 RANGE_BYTES = 8 << 20
+MOST_LEASES = 128
+"""Number of files that the store lends at a time: each holds a descriptor."""
 RANGES_AT_ONCE = 4
 """Requests of one file whose parts are fetched, of so many bytes at most: they are in memory on their way."""
 
@@ -105,6 +108,7 @@ class StagingFolder:
         self._local = tuple(local_log_dirs)
         self._kept: dict[CachedFileKey, tuple[Path, CachedFile]] = {}
         self._coming: dict[CachedFileKey, Future[None]] = {}
+        self._leases: dict[Path, FileLease] = {}
         self._numbers = count()
         self._lock = threading.Lock()
         self._ahead = ThreadPoolExecutor(1, "fetch-ahead")
@@ -126,7 +130,8 @@ class StagingFolder:
         found = self._kept.get(file.cache_key)
         if found is not None and self.budget.try_pin(found[1]):
             try:
-                yield found[0]
+                with self._unchanged(found[0]):
+                    yield found[0]
             finally:
                 self.budget.unpin_file(found[1])
             return
@@ -135,24 +140,20 @@ class StagingFolder:
             with self.budget.reserve_space(self.usage, file.size_on_disk_bytes, self.object_key_of(file)) as own:
                 self._fetch_with_retry(file, path)
                 try:
-                    yield path
+                    with self._unchanged(path):
+                        yield path
                 finally:
-                    self._remember_cached_file(
-                        file.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
-                    )
+                    self._remember_cached_file(file.cache_key, path, self.budget.convert_to_cached_file(own, lambda: self._remove(path)))
             return
         reservation.reserve_bytes_on_disk(file.size_on_disk_bytes)
         try:
             self._fetch_with_retry(file, path)
-            yield path
+            with self._unchanged(path):
+                yield path
         finally:
-            kept = (
-                self.budget.try_cache_file(self.usage, file.size_on_disk_bytes, lambda: path.unlink(missing_ok=True))
-                if path.exists()
-                else None
-            )
+            kept = self.budget.try_cache_file(self.usage, file.size_on_disk_bytes, lambda: self._remove(path)) if path.exists() else None
             if kept is None:
-                path.unlink(missing_ok=True)
+                self._remove(path)
             else:
                 self._remember_cached_file(file.cache_key, path, kept)
             reservation.release_bytes_on_disk(file.size_on_disk_bytes)
@@ -227,6 +228,8 @@ class StagingFolder:
         self._ahead.shutdown(cancel_futures=True)
         self.budget.delete_unpinned_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
+        for path in list(self._leases):
+            self._remove(path)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.budget.give_back(self.usage, self.usage.used)  # of work that was broken off
 
@@ -239,10 +242,10 @@ class StagingFolder:
             try:
                 self._fetch_file_without_retry(file, path)
                 self._remember_cached_file(
-                    file.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
+                    file.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: self._remove(path))
                 )
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
-                path.unlink(missing_ok=True)
+                self._remove(path)
             finally:
                 with self._lock:
                     self._coming.pop(file.cache_key, None)
@@ -259,13 +262,35 @@ class StagingFolder:
                 return
             if self._copy_from_log_directory(file, path):
                 return
-            arrived = contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
+            arrived = self._lend(file, path) or contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
             arrived.require_match(self.object_key_of(file), file.recorded_size_and_digests)
         except BaseException:
-            path.unlink(missing_ok=True)
+            self._remove(path)
             raise
+
+    def _lend(self, file: FileToStage, path: Path) -> DownloadedFile | None:
+        """Return None if the file must be copied."""
+        if len(self._leases) >= MOST_LEASES:
+            return None
+        lent = contents.lend_segment_file(self.layout, file.partition, file.segment, file.kind, path)
+        if lent is None:
+            return None
+        found, self._leases[path] = lent
+        return found
+
+    def _remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        if (lease := self._leases.pop(path, None)) is not None:
+            lease.close()
+
+    @contextmanager
+    def _unchanged(self, path: Path) -> Iterator[None]:
+        """Raise Unavailable after the block if another program may have written to a lent file meanwhile."""
+        yield
+        if (lease := self._leases.get(path)) is not None:
+            lease.require_unbroken()
 
     def _fetch_ranges(self, remote_file: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
         """Ranges are (position, length). Raises BadData if the object ends too early."""

@@ -110,12 +110,14 @@ def upload_segment(
     sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
     broker_log_start: int,
+    scratch: Path,
 ) -> tuple[RemoteLogSegmentMetadata, str]:
     """Inform the publisher, then upload. Return the metadata, and why the layout refused the upload; empty: it did not.
 
     :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
     :param negative_timestamp_count: records with one that is not -1.
     :param broker_log_start: of the plan. Records below it do not count for the largest timestamp.
+    :param scratch: folder of the segment's files.
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
@@ -141,7 +143,7 @@ def upload_segment(
     publisher.announce_segment(partition, metadata)
     if segment.pieces:
         return metadata, layout.compose_segment(partition, metadata, segment.pieces, segment.contents)
-    return metadata, layout.upload_segment(partition, metadata, segment.contents)
+    return metadata, layout.upload_segment(partition, metadata, segment.contents, scratch)
 
 
 def describe_file(content: Path | bytes) -> SegmentFile:
@@ -494,6 +496,7 @@ class PlanExecution:
                 sum_of_batches=group.balance.result,
                 negative_timestamp_count=count_negative_timestamps(output, self._limit) if negative else 0,
                 broker_log_start=self._plan.broker_log_start,
+                scratch=group.folder,
             )
         except (CannotCopy, CopyDiffers) as refused:
             raise WholeSegmentReadNeededError(refused.message) from None

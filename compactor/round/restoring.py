@@ -204,6 +204,7 @@ class Restoration(Job[PartitionState]):
             sum_of_batches=segment_digest_sum(output.buf, BalanceDigestKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),
             broker_log_start=plan.broker_log_start,
+            scratch=log.parent,
         )
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)

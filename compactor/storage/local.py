@@ -11,9 +11,11 @@ companions; that of a writer that lost therefore matches no object. ``cp -a``, `
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import signal
 import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +34,16 @@ from compactor.storage.keys import (
     object_key_component_problem,
     require_storable_object_metadata,
 )
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
+from compactor.storage.port import (
+    ComposeSource,
+    CopyLimits,
+    FileLease,
+    FileRange,
+    ObjectInfo,
+    ObjectRangeToCopy,
+    ObjectStore,
+    UnfinishedUpload,
+)
 from compactor.storage.schemes import directory_of_store_url
 from compactor.storage.settings import RetrySettings
 from compactor.storage.wrappers import RequestCounters, RequestMeter, Retrier, RetryingStore, StoreOptions
@@ -43,6 +54,8 @@ _STALE_NS = 3_600 * 1_000_000_000
 _MOST_COPY_BYTES = 1 << 30
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 """Errors of ``copy_file_range`` that mean it is not supported here. The bytes are then read and written instead."""
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK)
+"""Errors of ``link`` after which the bytes are copied: another file system, or one with a limit. The link to the key shows any other."""
 _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 """A network file system that has lost a handle finds it again at once, or not at all."""
 
@@ -95,12 +108,12 @@ class LocalStore:
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._create_object(key, lambda file: self._write_chunks(file, (data,)), metadata)
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         def write_content(file: BinaryIO) -> None:
             with open(path, "rb") as source:
                 self._write_chunks(file, _read_chunks(source, None))
 
-        return self._create_object(key, write_content, metadata)
+        return self._create_object(key, write_content, metadata, path if may_link else None)
 
     @property
     def server_copy_limits(self) -> CopyLimits:
@@ -151,6 +164,19 @@ class LocalStore:
                 path.unlink(missing_ok=True)
                 raise
         return done
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        source = self._object_path(key)
+        self._meter.record_request("get")
+        with translated_os_errors("read", source):
+            file = _open_object(source)
+        lease = LocalFileLease.try_take(file, source)
+        if lease is not None:
+            self._meter.record_bytes_read(os.fstat(file.fileno()).st_size)
+            with translated_os_errors("write", path):
+                # It leads to the open file, even if the object is deleted meanwhile, and to another file system.
+                path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        return lease
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)
@@ -255,7 +281,9 @@ class LocalStore:
             )
             file.seek(end)
 
-    def _create_object(self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
+    def _create_object(
+        self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None, linkable: Path | None = None
+    ) -> ObjectInfo:
         # If the disk is full, release space from the reserve file and try again, as long as it has any.
         described = require_storable_object_metadata(metadata)
         target = self._object_path(key)
@@ -263,21 +291,24 @@ class LocalStore:
         with translated_os_errors("write", target):
             while True:
                 try:
-                    return self._create_by_link(key, target, write_content, described)
+                    return self._create_by_link(key, target, write_content, described, linkable)
                 except OSError as error:
                     if error.errno not in FULL or self._reserve is None or not self._reserve.release_part():
                         raise
 
-    def _create_by_link(self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]) -> ObjectInfo:
+    def _create_by_link(
+        self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str], linkable: Path | None
+    ) -> ObjectInfo:
         _require_free_path(target)  # avoids staging a gigabyte for nothing; the link below decides
-        with self._temporary_file_with_content(write_content) as staged:
+        with self._temporary_file_with_content(write_content, linkable=linkable) as staged:
+            links = staged.lstat().st_nlink
             _create_missing_directories(target.parent)
             companion = _write_metadata_file(staged, target, metadata) if metadata else None
             try:
                 os.link(staged, target)
             except FileExistsError:
                 # A network file system may answer its own repeated request so: then the link is ours.
-                if staged.lstat().st_nlink == 1:
+                if staged.lstat().st_nlink == links:
                     if companion:
                         companion.unlink(missing_ok=True)
                     _require_free_path(target)
@@ -293,20 +324,37 @@ class LocalStore:
         return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag_of_file(status), metadata)
 
     @contextmanager
-    def _temporary_file_with_content(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
+    def _temporary_file_with_content(
+        self, write_content: Callable[[BinaryIO], None], durable: bool = True, linkable: Path | None = None
+    ) -> Iterator[Path]:
+        """:param linkable: file with the content, which becomes the staged one if it lies on the same file system."""
         folder = self._root / RESERVED / "tmp"
         _create_missing_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
-            with open(staged, "x+b") as file:
-                write_content(file)
-                file.flush()
+            is_linked = linkable is not None and self._try_link(linkable, staged)
+            with open(staged, "rb" if is_linked else "x+b") as file:
+                if not is_linked:
+                    write_content(file)
+                    file.flush()
                 if durable:
                     os.fsync(file.fileno())
             self._delete_stale_staged_files(folder, staged.lstat().st_mtime_ns)
             yield staged
         finally:
             staged.unlink(missing_ok=True)
+
+    def _try_link(self, path: Path, staged: Path) -> bool:
+        try:
+            os.link(path, staged)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return False
+        # As old as a copy would be: the sweep below takes it for abandoned otherwise.
+        os.utime(staged)
+        self._meter.record_bytes_written(staged.stat().st_size)
+        return True
 
     def _delete_stale_staged_files(self, folder: Path, now_ns: int) -> None:
         # Sweep files older than an hour, at most once an hour. A writer that pauses for longer finds its file deleted and fails.
@@ -317,6 +365,36 @@ class LocalStore:
             with suppress(FileNotFoundError):
                 if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _STALE_NS:
                     os.unlink(entry)
+
+
+class LocalFileLease:
+    """A lease of the kernel (fcntl(2), ``F_SETLEASE``): who opens the file for writing, or cuts it, waits for its end, at most
+    ``fs.lease-break-time`` (45 s). A mapped file that is cut would end this process.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path = file, path
+
+    @staticmethod
+    def try_take(file: BinaryIO, path: Path) -> LocalFileLease | None:
+        """Close the file, and return None, if somebody has it open for writing, or it is another user's, or the system has no leases."""
+        try:
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # ignored unless handled; the default would end the process
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except (AttributeError, OSError):
+            file.close()
+            return None
+        return LocalFileLease(file, path)
+
+    def require_unbroken(self) -> None:
+        if fcntl.fcntl(self._file, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+            raise Unavailable(
+                f"another program has opened {self._path} for writing while it was read",
+                hint="Objects of a tier never change: find out what writes to its directory, and run verify",
+            )
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _walk_objects(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:

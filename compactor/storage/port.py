@@ -67,6 +67,15 @@ class CopyLimits:
     max_bytes: int
 
 
+class FileLease(Protocol):
+    """Keeps other programs from writing to a lent file."""
+
+    def require_unbroken(self) -> None:
+        """Raise Unavailable if another program waits to write, or has written."""
+
+    def close(self) -> None: ...
+
+
 class ObjectStore(Protocol):
     """A store of objects under keys. All methods raise NotFound if there is no object, AlreadyExists, Unavailable, Refused, or OutOfBudget
     if a disk is full.
@@ -88,8 +97,11 @@ class ObjectStore(Protocol):
         :raises Unavailable: if the outcome is unknown; the object may still appear.
         """
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from a file of any size, under the conditions of ``create``."""
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
+        """Create an object from a file of any size, under the conditions of ``create``.
+
+        :param may_link: whether the file may itself become the object, because nothing will write to it any more.
+        """
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
@@ -111,6 +123,11 @@ class ObjectStore(Protocol):
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         """Write bytes [start, start + length) (None: up to the end) to a local file, and return their number."""
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        """Let ``path``, which is only to be read, be the object itself, until it is removed and the lease is closed. Return None, and make
+        nothing, if objects are no local files, or cannot be protected.
+        """
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects with this prefix whose keys are greater than ``after``, in ascending UTF-8 order, without metadata."""

@@ -18,7 +18,7 @@ from typing_extensions import override
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, NotFound, Unavailable, UsageError
 from compactor.model.segment import StrictFrozenModel
-from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.settings import RetrySettings, TransferSettings
 
 T = TypeVar("T")
@@ -53,14 +53,17 @@ class ForwardingStore:
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         return self._forward_read_request(key, lambda: self._store.download(key, path, start, length))
 
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        return self._forward_read_request(key, lambda: self._store.lend(key, path))
+
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         return self._store.list(prefix, after)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._forward_write_request("create", key, lambda: self._store.create(key, data, metadata))
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._forward_write_request("create", key, lambda: self._store.create_from_file(key, path, metadata))
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
+        return self._forward_write_request("create", key, lambda: self._store.create_from_file(key, path, metadata, may_link=may_link))
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._forward_write_request("create", key, lambda: self._store.compose(key, sources, metadata))

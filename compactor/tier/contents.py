@@ -14,7 +14,7 @@ from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.errors import AlreadyExists, BadData, NotFound, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.port import FileLease, ObjectInfo, ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentRef
 
 # Brokers name objects by topic id, so that a topic which is deleted and created again has other names. Parsing is strict: names that
@@ -173,13 +173,13 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
     )
 
 
-def create_or_match(store: ObjectStore, key: str, content: FileContent) -> bool:
+def create_or_match(store: ObjectStore, key: str, content: FileContent, *, may_link: bool = False) -> bool:
     """Return True if the key has this content, new or before. No object metadata is written. Raises StoreError."""
     try:
         if isinstance(content, bytes):
             store.create(key, content)
         else:
-            store.create_from_file(key, content)
+            store.create_from_file(key, content, may_link=may_link)
     except AlreadyExists:
         return _object_has_content(store, key, content)
     return True
@@ -264,6 +264,20 @@ def download_segment_file(
     if not arrived.matches_recorded_content(file):
         arrived = _digest_downloaded_file(arrived.transferred + layout.download_file(partition, segment, file_kind, path), path, file)
     return arrived
+
+
+def lend_segment_file(
+    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
+) -> tuple[DownloadedFile, FileLease] | None:
+    """Lend a file as ``ObjectStore.lend`` does, and describe it. Raises NotFound, StoreError."""
+    lease = layout.lend_file(partition, segment, file_kind, path)
+    if lease is None:
+        return None
+    try:
+        return _digest_downloaded_file(path.stat().st_size, path, segment.recorded_size_and_digests(file_kind)), lease
+    except BaseException:
+        lease.close()
+        raise
 
 
 def matches_recorded_content(path: Path, recorded: SegmentFile) -> bool:

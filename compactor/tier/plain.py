@@ -18,7 +18,7 @@ from compactor.config.settings import Settings
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease, ObjectInfo, ObjectStore
 from compactor.tier.contents import (
     FileContent,
     TopicIdOfPartition,
@@ -97,10 +97,15 @@ class OneObjectPerFileLayout(WholeLogUploadLayout):
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         return self._store.download(self.object_name(partition, segment, file_kind), path)
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def lend_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> FileLease | None:
+        return self._store.lend(self.object_name(partition, segment, file_kind), path)
+
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent], scratch: Path | None = None
+    ) -> str:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
-            if not create_or_match(self._store, key, content):
+            if not create_or_match(self._store, key, content, may_link=_lies_below(content, scratch)):
                 return f"{key} exists already with other content"
         return ""
 
@@ -154,10 +159,11 @@ class ComposableLogLayout(OneObjectPerFileLayout):
         return info.etag
 
     @override
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
-        return self._create_segment_objects(
-            partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()}
-        )
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent], scratch: Path | None = None
+    ) -> str:
+        writes = {kind: partial(self._write_object, content, may_link=_lies_below(content, scratch)) for kind, content in contents.items()}
+        return self._create_segment_objects(partition, segment, writes)
 
     @override
     def compose_segment(
@@ -187,10 +193,10 @@ class ComposableLogLayout(OneObjectPerFileLayout):
                     return f"{key} exists already with other content"
         return ""
 
-    def _write_object(self, content: FileContent, key: str, object_metadata: Mapping[str, str]) -> ObjectInfo:
+    def _write_object(self, content: FileContent, key: str, object_metadata: Mapping[str, str], *, may_link: bool = False) -> ObjectInfo:
         if isinstance(content, bytes):
             return self._store.create(key, content, object_metadata)
-        return self._store.create_from_file(key, content, object_metadata)
+        return self._store.create_from_file(key, content, object_metadata, may_link=may_link)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
         """An object without SHA-256 in its metadata was composed by the store, and is read: the process that composed it may have died
@@ -203,6 +209,10 @@ class ComposableLogLayout(OneObjectPerFileLayout):
             return object_digests(self._store, info, file).has_same_content_as(file)
         except NotFound:
             return False
+
+
+def _lies_below(content: FileContent, folder: Path | None) -> bool:
+    return folder is not None and isinstance(content, Path) and folder in content.parents
 
 
 _OBJECT: Final = re.compile(rf"(\d{{20}})-([A-Za-z0-9_-]{{22}})\.({'|'.join(FILE_KINDS)})")

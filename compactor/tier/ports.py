@@ -16,7 +16,7 @@ from compactor.errors import CannotCopy, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.port import ComposeSource, CopyLimits
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease
 
 
 class SegmentRef(Protocol):
@@ -81,8 +81,18 @@ class SegmentLayout(Protocol):
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         """Return the number of bytes transferred."""
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def lend_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> FileLease | None:
+        """Lend a file as ``ObjectStore.lend`` does."""
+
+    def upload_segment(
+        self,
+        partition: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+        contents: Mapping[str, Path | bytes],
+        scratch: Path | None = None,
+    ) -> str:
         """Objects that exist with equal content stay as they are.
+        :param scratch: folder of files to which nothing will write any more, so that they may become objects.
         Returns a message that names an existing object with other content, or empty. The task then fails (determinism, I7).
         """
 

@@ -152,6 +152,22 @@ class TestCreate:
         assert store.download("dir/object", tmp_path / "out put") == size
         assert (tmp_path / "out put").read_bytes() == data
 
+    def test_a_file_that_may_be_linked(self, store: ObjectStore, tmp_path: Path) -> None:
+        (tmp_path / "made").write_bytes(b"content")
+        store.create_from_file("k", tmp_path / "made", {"by": "me"}, may_link=True)
+        (tmp_path / "made").unlink()
+        assert (store.get("k"), dict(store.head("k").metadata)) == (b"content", {"by": "me"})
+
+    def test_what_is_lent_is_the_object_and_what_is_not_leaves_nothing(self, store: ObjectStore, tmp_path: Path) -> None:
+        store.create("k", b"content")
+        lease = store.lend("k", tmp_path / "lent")
+        if lease is None:
+            assert not (tmp_path / "lent").is_symlink()
+            return
+        assert (tmp_path / "lent").read_bytes() == b"content"
+        lease.require_unbroken()
+        lease.close()
+
     def test_the_time_is_the_store_s_own(self, store: ObjectStore) -> None:
         before = store.clock_ms() // 1000 * 1000
         made = store.create("k", b"x")

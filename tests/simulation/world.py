@@ -21,7 +21,7 @@ from typing_extensions import override
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.factory import PreconditionFailed
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.settings import RetrySettings
 from compactor.storage.wrappers import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.tier.plain import NativeLayout
@@ -366,7 +366,7 @@ class SimStore:
 
         return self.world.call(f"create {key}", effect, changes=True)
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
 
     @property
@@ -387,6 +387,9 @@ class SimStore:
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         return path.write_bytes(self.get(key, start, length))
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         def effect() -> list[ObjectInfo]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, require_storable_object_metadata
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.storage.wrappers import RequestCounters
 from compactor.tier.plain import NativeLayout
 from compactor.tier.ports import ControlLogPublisher
@@ -72,7 +72,7 @@ class MemoryStore:
                 raise AlreadyExists(f"{key} exists already")
             return self._kept(key, data, metadata)
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         return self.create(key, path.read_bytes(), metadata)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
@@ -91,6 +91,9 @@ class MemoryStore:
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         return path.write_bytes(self.get(key, start, length))
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)

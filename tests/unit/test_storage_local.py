@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
+from compactor.records.batches import memory_map_file
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, object_key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
-from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
+from compactor.storage.port import ComposeSource, FileLease, FileRange, ObjectRangeToCopy
 from compactor.storage.schemes import directory_of_store_url
 from compactor.storage.wrappers import RequestCounters
 
@@ -379,6 +381,109 @@ class TestCompose:
         with pytest.raises(Unavailable, match="local"):
             store.compose("k", pieces)
         assert (keys(store), staged(tmp_path / "tier")) == (["source"], [])
+
+
+class TestLend:
+    """Files that are read in place. Leases are the system's: a file system without them copies."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> LocalStore:
+        store = LocalStore(tmp_path / "tier")
+        store.create("k", b"content", {"by": "me"})
+        return store
+
+    @pytest.fixture
+    def lease(self, store: LocalStore, tmp_path: Path) -> Iterator[FileLease]:
+        lease = store.lend("k", tmp_path / "lent")
+        if lease is None:
+            pytest.skip("the file system knows no leases")
+        yield lease
+        lease.close()
+
+    @pytest.mark.usefixtures("lease")
+    def test_it_is_the_object_also_after_that_was_deleted(self, store: LocalStore, tmp_path: Path) -> None:
+        store.delete(["k"])
+        assert (tmp_path / "lent").read_bytes() == b"content"
+        assert bytes(memory_map_file(tmp_path / "lent")) == b"content"
+        (tmp_path / "lent").unlink()
+        assert staged(tmp_path / "tier") == []
+
+    def test_a_writer_waits_and_the_reader_learns_of_it(self, lease: FileLease, tmp_path: Path) -> None:
+        lease.require_unbroken()
+        with (tmp_path / "tier" / "k").open("rb"):
+            lease.require_unbroken()
+        with pytest.raises(BlockingIOError):
+            os.open(tmp_path / "tier" / "k", os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
+        assert (tmp_path / "lent").read_bytes() == b"content"
+        with pytest.raises(Unavailable, match="another program has opened .*/tier/k for writing while it was read"):
+            lease.require_unbroken()
+        lease.close()
+        os.truncate(tmp_path / "tier" / "k", 3)
+
+    def test_what_somebody_writes_to_is_not_lent(self, store: LocalStore, tmp_path: Path) -> None:
+        with (tmp_path / "tier" / "k").open("ab"):
+            assert store.lend("k", tmp_path / "lent") is None
+        assert not (tmp_path / "lent").is_symlink()
+
+    def test_where_the_system_has_no_leases_nothing_is_lent(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*arguments: object) -> None:
+            raise OSError(errno.EINVAL, "no leases")
+
+        monkeypatch.setattr(fcntl, "fcntl", refused)
+        assert store.lend("k", tmp_path / "lent") is None
+        assert not (tmp_path / "lent").is_symlink()
+
+    def test_an_object_that_is_absent(self, store: LocalStore, tmp_path: Path) -> None:
+        with pytest.raises(NotFound):
+            store.lend("absent", tmp_path / "lent")
+
+
+class TestLinkedFiles:
+    def test_a_file_that_may_be_linked_becomes_the_object(self, tmp_path: Path) -> None:
+        (tmp_path / "made").write_bytes(b"content")
+        store = LocalStore(tmp_path / "tier")
+        store.create_from_file("dir/k", tmp_path / "made", {"by": "me"}, may_link=True)
+        assert os.path.samefile(tmp_path / "made", tmp_path / "tier" / "dir" / "k")
+        (tmp_path / "made").unlink()
+        assert (store.get("dir/k"), dict(store.head("dir/k").metadata), staged(tmp_path / "tier")) == (b"content", {"by": "me"}, [])
+
+    def test_any_other_file_is_copied(self, tmp_path: Path) -> None:
+        (tmp_path / "a broker's").write_bytes(b"content")
+        store = LocalStore(tmp_path / "tier")
+        store.create_from_file("k", tmp_path / "a broker's")
+        assert (tmp_path / "a broker's").stat().st_nlink == 1
+        assert store.get("k") == b"content"
+
+    def test_from_another_file_system_it_is_copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "made").write_bytes(b"content")
+        link = os.link
+
+        def within_the_tier(source: Path, target: Path) -> None:
+            if tmp_path / "tier" not in Path(source).parents:
+                raise OSError(errno.EXDEV, "another file system")
+            link(source, target)
+
+        monkeypatch.setattr(os, "link", within_the_tier)
+        store = LocalStore(tmp_path / "tier")
+        store.create_from_file("k", tmp_path / "made", {"by": "me"}, may_link=True)
+        assert ((tmp_path / "made").stat().st_nlink, store.get("k")) == (1, b"content")
+
+    def test_an_existing_object_stays_and_so_does_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / "made").write_bytes(b"content")
+        store = LocalStore(tmp_path / "tier")
+        store.create("k", b"first")
+        with pytest.raises(AlreadyExists):
+            store.create_from_file("k", tmp_path / "made", may_link=True)
+        assert (store.get("k"), (tmp_path / "made").read_bytes(), staged(tmp_path / "tier")) == (b"first", b"content", [])
+
+    def test_it_is_as_old_as_a_copy_would_be(self, tmp_path: Path) -> None:
+        (tmp_path / "made").write_bytes(b"content")
+        os.utime(tmp_path / "made", ns=(0, 0))
+        store = LocalStore(tmp_path / "tier")
+        before = store.clock_ms()
+        assert store.create_from_file("k", tmp_path / "made", may_link=True).modified_ms >= before - 1000
 
 
 class TestLinks:

@@ -37,7 +37,7 @@ from compactor.storage.keys import (
     object_key_problem,
     require_storable_object_metadata,
 )
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileLease, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.wrappers import FirstAnswerTracker, Retrier, StoreOptions
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ class CloudStore:
             key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
         )
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         check_object_key(key)
         require_storable_object_metadata(metadata)
         with translated_os_errors("read", path):
@@ -284,6 +284,9 @@ class CloudStore:
         finally:
             os.close(descriptor)
         return end - start
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)

@@ -76,7 +76,16 @@ from compactor.storage.keys import (
     object_key_problem,
     require_storable_object_metadata,
 )
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
+from compactor.storage.port import (
+    ComposeSource,
+    CopyLimits,
+    FileLease,
+    FileRange,
+    ObjectInfo,
+    ObjectRangeToCopy,
+    ObjectStore,
+    UnfinishedUpload,
+)
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
 from compactor.storage.wrappers import StoreOptions, UnconfiguredStore
@@ -393,7 +402,7 @@ class S3Store:
         self._before_create(self)
         return self._create_in_one_request(key, data, described)
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         check_object_key(key)
         described = require_storable_object_metadata(metadata)
         with translated_os_errors("read", path):
@@ -465,6 +474,9 @@ class S3Store:
         with translated_os_errors("write", path):
             path.write_bytes(b"")
         return 0
+
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         check_object_key_prefix(prefix)

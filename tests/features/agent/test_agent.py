@@ -430,11 +430,11 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None, *, may_link: bool = False) -> ObjectInfo:
         self.left -= 1
         if self.left < 0 or any(key.endswith(end) for end in self.broken):
             raise Refused(f"{key}: access denied", hint="Look at the bucket's policy")
-        created: ObjectInfo = self._store.create_from_file(key, path, metadata)
+        created: ObjectInfo = self._store.create_from_file(key, path, metadata, may_link=may_link)
         return created
 
 

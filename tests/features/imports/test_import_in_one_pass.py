@@ -123,7 +123,7 @@ class Meeting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def upload_segment(self, name: TopicPartition, segment: Any, contents: Any) -> str:
+    def upload_segment(self, name: TopicPartition, segment: Any, contents: Any, scratch: Path | None = None) -> str:
         with suppress(threading.BrokenBarrierError):
             self.met += self.both.wait(5) == 0
         if self.failures and segment.start_offset > 90:

@@ -47,7 +47,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.checks import translated_os_errors
 from compactor.storage.keys import object_key_problem
-from compactor.storage.port import ObjectStore
+from compactor.storage.port import FileLease, ObjectStore
 from compactor.tier.contents import (
     READ_BYTES,
     FileContent,
@@ -353,7 +353,16 @@ class AivenLayout(WholeLogUploadLayout):
             raise
         return travelled
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def lend_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> FileLease | None:
+        return None  # objects hold transformed chunks
+
+    def upload_segment(
+        self,
+        partition: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+        contents: Mapping[str, Path | bytes],
+        scratch: Path | None = None,
+    ) -> str:
         """Create the objects. Return a message about an existing object with other content, or an empty string."""
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
