@@ -378,7 +378,7 @@ class LocalRunner:
                 context.hash_key,
                 threads,
                 cleaner.verify_before_publish,
-                session.check,
+                session.check_while_reading,
                 refuses_keyless=cleaner.keyless_records == "refuse",
             )
             found = scan_for_survivors(reader, RoundRange(assessment.first_dirty, end, rules), settings, selection)

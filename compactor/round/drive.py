@@ -37,6 +37,8 @@ from compactor.round.ports import FactsT, Job, Quarantined, RoundPostponedError,
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
 
+READING_CHECK_MS: Final = 1_000
+
 SCOUTED: Final = "scouted-"
 """Name prefix of scratch objects that a remote engine writes before there is a plan. They are swept at ``orphan_age_ms``."""
 
@@ -60,6 +62,7 @@ class _LeaderSession(Session):
         self._leadership = leadership
         self._run_id = run_id
         self._missing = missing
+        self._checked_ms = leadership.ports.clock_ms()
 
     @property
     @override
@@ -80,6 +83,14 @@ class _LeaderSession(Session):
     @override
     def check(self, *, caller_only_waits: bool = False) -> None:
         self._leadership.refresh_and_require_leadership(caller_only_waits=caller_only_waits)
+        self._checked_ms = self._leadership.ports.clock_ms()
+
+    @override
+    def check_while_reading(self) -> None:
+        if 0 <= self._leadership.ports.clock_ms() - self._checked_ms < READING_CHECK_MS:
+            self._leadership.pulse.steps += 1
+        else:
+            self.check()
 
 
 def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, job: Job[FactsT], *, shares_budgets: bool = False) -> Run:

