@@ -21,8 +21,8 @@ from compactor.control.state import PartitionState, RoundStage, RoundStageTracke
 from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.ids import RunHistoryStatus
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.round.drive import run_round
-from compactor.round.ports import Session
+from compactor.round.drive import READING_CHECK_MS, _LeaderSession, run_round
+from compactor.round.ports import Run, Session
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicJob, SymbolicPlanner, SymbolicWorker
@@ -418,3 +418,19 @@ class TestRetention:
             raise_log_start(leadership, lambda state: below if state.log_start < below else None)
         with pytest.raises(UsageError, match="ends below the log start"):
             undo_round(actor.ports, actor.log, LEASE, published.plan.run_id)
+
+
+def test_a_process_that_only_reads_sources_learns_within_a_second_that_another_one_leads(play: Play) -> None:
+    a, b = play.process("a"), play.process("b")
+    late = acquire_leadership(a.ports, a.log, LEASE)
+    session = _LeaderSession(late, Run(late.state))
+    play.pass_time(TTL_MS * 2)
+    session.check()
+    acquire_leadership(b.ports, b.log, LEASE)
+    before, steps = a.log.state.slot, late.pulse.steps
+    for _ in range(5):
+        session.check_while_reading()
+    assert (a.log.state.slot, late.pulse.steps - steps) == (before, 5), "the log was not read, and the lease goes on"
+    play.pass_time(READING_CHECK_MS)
+    with pytest.raises(Fenced):
+        session.check_while_reading()
