@@ -279,10 +279,10 @@ class TransactionOutcomeFinder:
         self._held: dict[tuple[str, int], SegmentPiece] = {}
         self._is_damaged_ahead = False
 
-    def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """A piece that was read for its markers is not fetched again."""
+    def read_piece(self, reader: SegmentReader, position: int, piece_bytes: int) -> SegmentPiece:
+        """A piece that was read for its markers is not fetched again, and may have more bytes."""
         held = self._held.pop((reader.metadata.id, position), None)
-        return held or self._pieces.take_piece(reader, position)
+        return held or self._pieces.take_piece(reader, position, piece_bytes)
 
     def is_segment_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
         return (reader.metadata.id, position) in self._held

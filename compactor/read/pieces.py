@@ -127,7 +127,7 @@ class SegmentReader:
 
     def byte_position_after_offset(self, offset: int) -> int:
         """A byte position after all batches with offsets up to ``offset``, by the offset index, or the segment's end."""
-        entries = self._cached_offset_entries()
+        entries = self.offset_entries()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
@@ -232,10 +232,10 @@ class PiecePrefetcher:
         self._pool = ThreadPoolExecutor(max_pieces, "fetch-ahead") if max_pieces else None
         self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
-    def take_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Remove a piece from memory. Raises the errors of SegmentReader."""
+    def take_piece(self, reader: SegmentReader, position: int, piece_bytes: int) -> SegmentPiece:
+        """Remove a piece from memory; one that is fetched now has about ``piece_bytes``. Raises the errors of SegmentReader."""
         fetch = self._fetches.pop((reader.metadata.id, position), None)
-        return self._fetch_piece(reader, position) if fetch is None else fetch.result()
+        return self._fetch_piece(reader, position, piece_bytes) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """A prefetched piece stays in memory; one that is fetched now is not stored."""
@@ -259,9 +259,9 @@ class PiecePrefetcher:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        cut = reader.find_piece_end(position) if self._pool is not None else None
-        return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
+    def _fetch_piece(self, reader: SegmentReader, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
+        cut = reader.find_piece_end(position, piece_bytes) if self._pool is not None else None
+        return reader.read_piece(position, piece_bytes if cut is None else cut - position)
 
 
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:

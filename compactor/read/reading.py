@@ -43,6 +43,7 @@ from compactor.read.outcomes import (
     read_before_damage,
 )
 from compactor.read.pieces import (
+    FETCH_BYTES,
     PieceLocation,
     PiecePrefetcher,
     SegmentGone,
@@ -59,6 +60,9 @@ from compactor.round.mirroring import complete_metadata
 
 MAX_SPILL_SPAN: Final = SEEN - 1
 """Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
+
+FIRST_PIECE_BYTES: Final = 1 << 20
+"""Size of the first piece: with a limit, Spark pulls no more. Later pieces are larger, up to FETCH_BYTES."""
 
 MAX_RETRIES: Final = 5
 """Number of times that the control log is read again without progress before a missing object counts as damage."""
@@ -294,6 +298,7 @@ class OffsetRangeReader:
         self._segments = read_range.segments
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
+        self._next_piece_bytes = FIRST_PIECE_BYTES
         self._pieces = PiecePrefetcher(0 if options.last_records_only else options.requests_in_advance)
         self._outcomes = TransactionOutcomeFinder(self._reread_live_segments_from, self._open_segment_reader, self._pieces)
         self._scratch = _ParseBuffers()
@@ -351,7 +356,7 @@ class OffsetRangeReader:
                 position = reader.floor_position(first)
                 while position < metadata.size_bytes and first <= last:
                     try:
-                        piece = self._outcomes.read_piece(reader, position)
+                        piece = self._outcomes.read_piece(reader, position, self._size_of_next_piece(reader, position, last))
                     except BadData as error:
                         if reader.trusts_index and position:
                             reader.trusts_index, position = False, 0  # the index may be what is damaged
@@ -381,6 +386,14 @@ class OffsetRangeReader:
                     retries = 0
                 if first < self._log_start:
                     raise LogBeginningDeleted(extent, self._log_start) from None
+
+    def _size_of_next_piece(self, reader: SegmentReader, position: int, last_offset: int) -> int:
+        """In bytes: up to the end of the wanted offsets, as far as the offset index shows."""
+        size, self._next_piece_bytes = self._next_piece_bytes, min(4 * self._next_piece_bytes, FETCH_BYTES)
+        if last_offset >= reader.metadata.end_offset or reader.metadata.size_bytes - position <= FIRST_PIECE_BYTES:
+            return size
+        needed = reader.byte_position_after_offset(last_offset) - position
+        return min(size, needed) if needed > 0 else size  # an index that is not true ends before
 
     def _find_piece_damage(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags, list[DamagedOffsetRange]]:
         """Per batch: to be read; left out because of damage; and the damaged ranges. Unless damage is skipped, reading ends at the first

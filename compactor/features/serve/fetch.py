@@ -29,7 +29,7 @@ from compactor.features.serve.protocol import ErrorCode
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.read.outcomes import UNKNOWN, TransactionOutcomeFinder
-from compactor.read.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
+from compactor.read.pieces import FETCH_BYTES, PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, Int64s
 
 COPIED_BYTES = 64 << 10
@@ -105,9 +105,9 @@ class _CachedPieces(PiecePrefetcher):
         self._cache, self._loop, self._open_segment = cache, loop, open_segment
 
     @override
-    def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+    def _fetch_piece(self, reader: SegmentReader, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
         found = asyncio.run_coroutine_threadsafe(self._find(reader, position), self._loop).result()
-        return reader.read_piece(position) if found is None else found
+        return reader.read_piece(position, piece_bytes) if found is None else found
 
     async def _find(self, reader: SegmentReader, position: int) -> SegmentPiece | None:
         while True:

@@ -18,13 +18,13 @@ from compactor.features.consumer import sources as feeding
 from compactor.features.consumer.sources import Mode
 from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.read.pieces import SegmentReader
 from compactor.read.records import MessageLike
 from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, log_of, read
 from tests.plain_format import Batch, Record
 from tests.support.keys import object_key
 from tests.support.plain_broker import PlainBroker, consumed
+from tests.support.small_pieces import cut_into_pieces
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
 pytestmark = pytest.mark.quick
@@ -406,8 +406,7 @@ def applied(messages: list[MessageLike]) -> dict[bytes | None, bytes | None]:
 def test_a_state_restored_while_rounds_run_is_complete(
     seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SegmentReader.piece_spans_backwards, "__defaults__", (300,))
-    monkeypatch.setattr(SegmentReader.read_piece, "__defaults__", (300,))
+    cut_into_pieces(monkeypatch, 300)
     growing = GrowingLog(seed + 80, tmp_path / "log", tier, committed=True)
     for _ in range(7):
         growing.write()

@@ -20,12 +20,12 @@ from compactor.errors import Unavailable
 from compactor.features.consumer.group import LogStartAndEndOffset
 from compactor.features.imports.import_ import import_directory
 from compactor.model.ids import TopicPartition
-from compactor.read.pieces import SegmentReader
 from compactor.read.ranges import read_record_blocks
 from compactor.read.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.tier.ports import SegmentLayout
 from tests.builders import LZ4, NONE, LogBuilder, log_of, read
 from tests.support.plain_broker import PlainBroker, consumed
+from tests.support.small_pieces import cut_into_pieces
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
 pytestmark = pytest.mark.quick
@@ -98,8 +98,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.read_piece, SegmentReader.find_piece_end):
-        monkeypatch.setattr(method, "__defaults__", (600,))
+    cut_into_pieces(monkeypatch, 600)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -33,14 +33,15 @@ from compactor.features.spark.datasource import (
 )
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
-from compactor.read import outcomes, pieces
+from compactor.read import outcomes
 from compactor.read.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
-from compactor.read.reading import OffsetRangeReader
+from compactor.read.reading import FIRST_PIECE_BYTES, OffsetRangeReader
 from compactor.upkeep.orphans import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from tests.builders import LZ4, NONE, TOPIC_ID, ZSTD, LogBuilder, entry, wrapper
 from tests.golden_cases import client_rounds, names, unpack
 from tests.support.keys import object_key
+from tests.support.small_pieces import cut_into_pieces
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 from tests.support.tier_cli import latest, visible
 
@@ -146,8 +147,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.piece_spans_backwards, "__defaults__", (300,))
+    cut_into_pieces(monkeypatch, 300)
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)
@@ -301,20 +301,60 @@ def test_splits_cover_each_offset_once(numbered: Tier) -> None:
     assert offsets(read(numbered, splitBytes=size // 3)) == list(range(50))
 
 
-def test_a_split_inside_a_segment_is_found_by_the_index(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
-    store = numbered.ports.data
-    get = type(store).get
+@pytest.fixture
+def fetched(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Each read of a store: the kind of file, the position and the number of bytes."""
+    asked: list[tuple[str, int, int]] = []
+    store = type(twins.local.ports.data)
+    get = store.get
 
     def watched(self: Any, key: str, start: int = 0, length: int | None = None) -> bytes:
-        asked.append((key.rpartition(".")[2], start))
-        return get(self, key, start, length)
+        data: bytes = get(self, key, start, length)
+        asked.append((key.rpartition(".")[2], start, len(data)))
+        return data
 
-    monkeypatch.setattr(type(store), "get", watched)
+    monkeypatch.setattr(store, "get", watched)
+    return asked
+
+
+def test_a_split_inside_a_segment_is_found_by_the_index(numbered: Tier, fetched: list[tuple[str, int, int]]) -> None:
     assert offsets(read(numbered, startingOffset=27, endingOffset=29)) == [27, 28]
-    logs = [start for kind, start in asked if kind == "log"]
+    logs = [start for kind, start, _ in fetched if kind == "log"]
     assert len(logs) == 1
     assert logs[0] > 0
+
+
+@pytest.fixture
+def wide(twins: Twins, tmp_path: Path) -> Tier:
+    """One segment of 6 MB: 600 records of 10 kB, one second after the other, each a batch of its own."""
+    log, dice = LogBuilder(), random.Random(1)
+    for offset in range(600):
+        log.put(b"k%d=" % offset + dice.randbytes(10_000), times=[offset * 1000])
+    twins.bring(log.write(tmp_path / "log", indexes=True))
+    return twins.local
+
+
+@pytest.mark.parametrize("options", [{"endingOffset": 220}, {"endingTimestamp": 220_000}, {"startingOffset": 100, "endingOffset": 320}])
+def test_bytes_after_a_range_are_not_read(wide: Tier, fetched: list[tuple[str, int, int]], options: dict[str, Any]) -> None:
+    first, last = options.get("startingOffset", 0), options.get("endingOffset", 220)
+    assert offsets(read(wide, **options)) == list(range(first, last))
+    of_log = sum(size for kind, _, size in fetched if kind == "log")
+    lookup = FIRST_PIECE_BYTES if "endingTimestamp" in options else 0
+    assert of_log - lookup < 2_300_000, "220 records of 10 kB, and at most a few next to them"
+
+
+def test_a_range_without_its_index_is_read(wide: Tier) -> None:
+    wide.ports.data.delete([object_key(NAME, state_of(wide).live[0], "index")])
+    assert offsets(read(wide, endingOffset=220)) == list(range(220))
+
+
+def test_a_limit_reads_the_first_megabyte(wide: Tier, fetched: list[tuple[str, int, int]]) -> None:
+    """Spark pulls no further batch once it has enough rows."""
+    (split,) = plan_splits(wide, request_of(wide, topic="orders"))
+    assert isinstance(split, ReadSplit)
+    selections = OffsetRangeReader(wide, split.parts[0].extent, split.parts[0].options).read_selected_records()
+    assert len(next(selections).picked) > 90
+    assert sum(size for kind, _, size in fetched if kind == "log") == FIRST_PIECE_BYTES
 
 
 def test_a_damaged_index_only_costs_time(numbered: Tier) -> None:
