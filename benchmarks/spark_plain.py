@@ -52,6 +52,7 @@ class Server:
 
     endpoint: str
     log: Path
+    pid: int
 
     @property
     def requests(self) -> int:
@@ -74,7 +75,7 @@ def s3_server(folder: Path) -> Iterator[Server]:
         try:
             while socket.socket().connect_ex(("127.0.0.1", port)):
                 time.sleep(0.1)
-            yield Server(server.endpoint, folder / "requests")
+            yield Server(server.endpoint, folder / "requests", process.pid)
         finally:
             process.kill()
 
