@@ -180,7 +180,7 @@ class Session:
         """
 
     def check_while_reading(self) -> None:
-        """``check``, but ask the control log at most once a second: nothing is written, and a segment may take milliseconds."""
+        """Run ``check``, but ask the control log once a second at most: nothing is written, and a segment may take milliseconds."""
         self.check()
 
 
