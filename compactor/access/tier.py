@@ -386,7 +386,8 @@ class Tier:
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
         hash_key = self.identity.hash_key() if self.identity.may_have_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
+        log = open_partition_log(self.ports, partition, control_log_name=self.control_log_name(partition))  # without its cached state
+        return SidecarStore(self.ports.control, log.prefix, hash_key, kept)
 
     def read_logs(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None

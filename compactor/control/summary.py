@@ -131,6 +131,8 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
 
 HOURS = 25
+FILTER_STATS = frozenset({"filter_asked", "filter_skipped", "filter_useless", "filter_bytes_read", "filter_bytes_written", "bytes_skipped"})
+"""Figures of the run history that tell what Bloom filters cost and saved."""
 _NUMBERS = SegmentSummary._fields[1:]
 _HEAD = struct.Struct("<I")
 Packed = bytes
@@ -172,6 +174,7 @@ class PartitionSummary(StrictFrozenModel):
     undone_slot: of the latest undone plan; 0 if unknown.
     freed: (start of an hour in milliseconds, bytes) for the last HOURS hours: the sizes of deleted segments whose round ended then.
     negative_timestamps: records with one other than -1.
+    filter_stats: sums over the run history of the figures about Bloom filters, by their names there.
     """
 
     topic: str
@@ -202,6 +205,7 @@ class PartitionSummary(StrictFrozenModel):
     saved_per_dirty_byte: float | None = None
     last_round_ms: int = 0
     freed: tuple[tuple[int, int], ...] = ()
+    filter_stats: dict[str, int] = Field(default_factory=dict)
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
@@ -258,6 +262,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         saved_per_dirty_byte=state.saved_per_dirty_byte,
         last_round_ms=state.last_round_ms,
         freed=_freed_bytes_by_hour(state),
+        filter_stats=_filter_stats(state.runs),
         mirrored=state.mirrored,
         incarnation=state.incarnation,
         topic_id=state.topic_id,
@@ -282,6 +287,15 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary |
     names = {"bytes_before": "bytes_before", "bytes_written": "bytes_after", "records_read": "records_read", "records_kept": "records_kept"}
     known = {ours: int(run.stats[name]) for name, ours in names.items() if name in run.stats}
     return LastRoundSummary(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
+
+
+def _filter_stats(runs: Sequence[RunHistoryEntry]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for run in runs:
+        for name, value in run.stats.items():
+            if name in FILTER_STATS:
+                sums[name] = sums.get(name, 0) + int(value)
+    return sums
 
 
 def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:

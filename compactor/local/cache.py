@@ -193,7 +193,7 @@ def _close_database(database: Rdict, *, is_writer: bool) -> None:
         database.close()
 
 
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 """Counts up when what is kept, or what a fold makes of a log, changes its meaning."""
 
 _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/", b"summary/", b"state/", b"head/"

@@ -298,7 +298,8 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
         )
     end, bound = _end_of_range(state, cleaner, now_ms, first_dirty)
     # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
-    below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
+    log_start = state.log_start
+    below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= log_start]
     dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
     clean = tuple(segment for segment in below if segment.end_offset < first_dirty)
     total = sum(segment.size_bytes for segment in below)

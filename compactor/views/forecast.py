@@ -33,7 +33,7 @@ from compactor.round.ports import (
     delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
-    filter_usage_of_runs,
+    filter_usage_of_run,
 )
 from compactor.storage.probe import does_delete_free_space
 from compactor.storage.schemes import CONTROL_WRITES, DIRECTORY, StorePrices, store_kind
@@ -236,10 +236,9 @@ def read_skip_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, fo
         return None
     if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
-    runs = tier.open_partition_log(summary.topic_partition).refresh().runs if found.clean else ()
     return SkipEvidence(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
-        filter_usage_of_runs(runs),
+        filter_usage_of_run(summary.filter_stats),
     )
 
 
@@ -398,7 +397,7 @@ def _segment_forecasts(
     now_ms: int,
 ) -> list[SegmentActionForecast]:
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
-    gone = {segment.id for segment in summary.live[: outlook.segments]}
+    gone, log_start = {segment.id for segment in summary.live[: outlook.segments]}, summary.log_start
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
@@ -408,7 +407,7 @@ def _segment_forecasts(
     def ungrouped_action(segment: SegmentSummary) -> ActionAndReason:
         if segment.id in gone:
             return "expire", outlook.reason
-        if segment.end_offset < summary.log_start:
+        if segment.end_offset < log_start:
             return "skip", "its records have expired; it stays as the newest segment"
         if segment.start_offset >= assessment.end:
             return "skip", "after the round's end"

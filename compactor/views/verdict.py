@@ -248,7 +248,8 @@ def _disk_budget_block(summary: PartitionSummary, found: RoundAssessment[Segment
         return None
     late = set(found.horizon_due)
     rewritten = [*found.dirty, *(segment for segment in found.clean if segment.id in late)]
-    need = max((rewrite_disk_bytes([segment], cleaner.index_interval_bytes) for segment in rewritten), default=0)
+    largest = max(rewritten, key=lambda segment: segment.size_bytes, default=None)
+    need = rewrite_disk_bytes([largest], cleaner.index_interval_bytes) if largest else 0
     if need <= budget:
         return None
     reason = f"the largest segment of {summary.topic_partition} needs {format_size(need)} of local disk, and the disk budget is "

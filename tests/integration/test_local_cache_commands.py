@@ -139,3 +139,17 @@ def test_plan_expects_a_saving_by_the_last_round(cli: TierCli, tmp_path: Path) -
     assert shown["stats"]["bytes_before"] - shown["stats"]["bytes_written"] == again["saved_bytes"]
     table = cli.ask("runs", "show", shown["run_id"], output="table").document
     assert str(shown["run_id"]) in str(table)
+
+
+def test_plan_of_a_due_partition_opens_no_state(cli: TierCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.run()
+    more = LogBuilder(81)
+    more.put(*(f"key-{key}=5" for key in range(20)))
+    cli.bring(more.write(tmp_path / "more"))
+    cli.do("topics")
+    before = cli.do("plan", "--force", "--sample", 0)
+    (row,) = before["partitions"]
+    assert row["due"]
+    assert {segment["why"] for segment in row["segments"]} > {"dirty"}, "or no sidecar is asked for"
+    monkeypatch.setattr(LocalState, "cached_partition_state", lambda *_: pytest.fail("a state was opened"))
+    assert cli.do("plan", "--force", "--sample", 0) == before
