@@ -230,7 +230,7 @@ class PartitionSummary(StrictFrozenModel):
 
     @property
     def has_open_transaction(self) -> bool:
-        return self.has_segments and self.live[-1].open_txn_offset >= 0
+        return self.has_segments and _last_number(self.columns, self.segments, "open_txn_offset") >= 0
 
     @cached_property
     def live(self) -> tuple[SegmentSummary, ...]:
@@ -339,6 +339,12 @@ def _summarize_waiting_group(group: GroupAwaitingDeletion) -> GroupAwaitingDelet
 def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -> bytes:
     numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live_segments])
     return numbers.tobytes() + "\n".join(segment.id for segment in live_segments).encode()
+
+
+def _last_number(columns: bytes, segment_count: int, name: str) -> int:
+    """Return the number of the last segment, without decoding the others."""
+    (number,) = struct.unpack_from("=q", columns, 8 * ((_NUMBERS.index(name) + 1) * segment_count - 1))
+    return int(number)
 
 
 def _decode_segment_columns(columns: bytes, segment_count: int) -> tuple[SegmentSummary, ...]:

@@ -251,7 +251,7 @@ class PartitionSummaryCache:
             if (
                 fresh
                 and not summary.waiting
-                and not summary.model_copy().has_open_transaction
+                and not summary.has_open_transaction
                 and self._tier.min_log_slot(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups and the producers of transactions have to be read from the store
                 self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})

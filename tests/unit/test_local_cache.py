@@ -101,6 +101,7 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
         assert [getattr(s, field) for s in summary.live] == [getattr(s, field) for s in full.live]
     for field in ("topic_partition", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
         assert getattr(summary, field) == getattr(full, field)
+    assert summary.has_open_transaction == any(segment.open_txn_offset >= 0 for segment in full.live[-1:])
     assert [group.size_bytes for group in summary.waiting] == [sum(s.size_bytes for s in group.segments) for group in full.waiting]
     cleaner = CleanerSettings(min_compaction_lag_ms=dice.choice((0, 500)), max_compaction_lag_ms=dice.choice((600, 2**62)))
     for now in (0, 900, 5000):
