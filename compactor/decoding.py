@@ -8,9 +8,13 @@ import base64
 import binascii
 import io
 import json
+import math
+import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from decimal import Decimal
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -34,6 +38,12 @@ avro: the registry's schema, else not decoded. json, text: UTF-8, else not decod
 _HEADER = struct.Struct(">BI")
 _UNREADABLE = (EOFError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError, ValueError, struct.error)
 """Exceptions of fastavro for bytes that do not match a schema."""
+
+
+class TimeOutOfRange(str):
+    """Avro's number of a date or time that Python has not, such as one beyond the years 1 to 9999. No column of times takes it."""
+
+    __slots__ = ()
 
 
 ParsedSchemaAndNamedTypes = tuple[Any, dict[str, Any]]
@@ -150,7 +160,7 @@ class KeyAndValueDecoder:
         payload = data[_HEADER.size :]
         if schema.kind == "JSON":
             try:
-                return DecodedKeyOrValue(json.loads(payload), is_json=True, schema_id=schema_id)
+                return DecodedKeyOrValue(_load_json(payload.decode()), is_json=True, schema_id=schema_id)
             except (ValueError, RecursionError) as error:
                 return DecodedKeyOrValue(schema_id=schema_id, error=f"not JSON: {_describe_decoding_error(error)}")
         if schema.kind != "AVRO":
@@ -227,9 +237,30 @@ def _replace_uuids_by_text(value: object) -> object:
 
 def _parse_json_text(text: str) -> DecodedKeyOrValue:
     try:
-        return DecodedKeyOrValue(json.loads(text), is_json=True)
+        return DecodedKeyOrValue(_load_json(text), is_json=True)
     except (ValueError, RecursionError) as error:
         return DecodedKeyOrValue(error=f"not JSON: {_describe_decoding_error(error)}")
+
+
+_MAYBE_LARGE: Final = re.compile(r"[eE]\+?\d{3}|\d{300}")
+
+
+def _load_json(text: str) -> Any:
+    """Return the JSON value. Numbers that are beyond a double, or have more digits than Python converts, are Decimals."""
+    if _MAYBE_LARGE.search(text) is None:
+        return json.loads(text)
+    return json.loads(text, parse_float=partial(_parse_number, float), parse_int=partial(_parse_number, int))
+
+
+def _parse_number(kind: Callable[[str], float], digits: str) -> float | Decimal:
+    try:
+        number = kind(digits)
+    except ValueError:  # Python's limit of digits
+        number = math.inf
+    try:
+        return Decimal(digits) if number in {math.inf, -math.inf} else number
+    except ArithmeticError:
+        raise ValueError("the exponent of a number is too large") from None
 
 
 def _describe_decoding_error(error: Exception) -> str:
@@ -240,16 +271,53 @@ def _describe_decoding_error(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) and str(error) else "the bytes are another schema's"
 
 
+_OR_TEXT: Final = "-or-text"
+LOGICAL_TYPES: Final = {
+    "int-date", "int-time-millis", "long-time-micros", "long-timestamp-millis", "long-timestamp-micros", "long-local-timestamp-millis",
+    "long-local-timestamp-micros", "string-uuid",
+}  # fmt: skip
+"""Avro's type and logical type of values for which Python has a type, though not for each of them."""
+
+
+def logical_type(schema: dict[str, Any]) -> str:
+    """Return the logical type of a part of a parsed schema as it is in LOGICAL_TYPES, ``decimal``, or empty."""
+    named = str(schema.get("logicalType", ""))
+    return f"{schema['type']}-{named.removesuffix(_OR_TEXT)}" if named.endswith(_OR_TEXT) else "decimal" if named == "decimal" else ""
+
+
+def _prepare_logical_type(schema: dict[str, Any]) -> dict[str, Any]:
+    """Let a reader of ours read a logical type, and drop it where it is not valid, which Avro's specification demands ("Logical Types")."""
+    named = schema.get("logicalType")
+    if f"{schema.get('type')}-{named}" in LOGICAL_TYPES:
+        return schema | {"logicalType": f"{named}{_OR_TEXT}"}
+    digits, scale = schema.get("precision"), schema.get("scale", 0)
+    is_number = isinstance(digits, int) and isinstance(scale, int) and 0 <= scale <= digits > 0
+    if named == "decimal" and schema.get("type") in {"bytes", "fixed"} and is_number:
+        return schema
+    return {name: each for name, each in schema.items() if name != "logicalType"}
+
+
+def _read_or_keep(reader: Callable[..., Any], data: Any, *schemas: Any) -> Any:
+    """Return what fastavro's reader of a logical type makes of Avro's value, and texts and numbers that it refuses as texts."""
+    try:
+        return reader(data, *schemas)
+    except (ValueError, OverflowError):
+        return data if isinstance(data, str) else TimeOutOfRange(data)
+
+
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
     """Raises ValueError if it is not valid."""
     require_pip_extra("avro", "Avro")
+    from fastavro.read import LOGICAL_READERS
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
+    for each in LOGICAL_TYPES:
+        LOGICAL_READERS.setdefault(f"{each}{_OR_TEXT}", partial(_read_or_keep, LOGICAL_READERS[each]))
     named: dict[str, Any] = {}
     try:
         for text in schema.references:
-            parse_schema(json.loads(text), named)
-        return parse_schema(json.loads(schema.text), named), named
+            parse_schema(json.loads(text, object_hook=_prepare_logical_type), named)
+        return parse_schema(json.loads(schema.text, object_hook=_prepare_logical_type), named), named
     except (SchemaParseException, UnknownType) as error:
         raise ValueError(f"the schema is not valid: {error}") from error
 

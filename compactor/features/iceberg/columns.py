@@ -24,7 +24,7 @@ from typing_extensions import override
 from bloom.filter import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys import KeyHashSet
-from compactor.decoding import DecodedKeyOrValue, FieldFormat, KeyAndValueDecoder
+from compactor.decoding import DecodedKeyOrValue, FieldFormat, KeyAndValueDecoder, TimeOutOfRange, logical_type
 from compactor.errors import BadData, CompactorError
 from compactor.features.iceberg.plan import DataFileName, ViewSlice
 from compactor.features.iceberg.table import DECODED_COLUMNS, ERROR_COLUMN, MAX_COLUMNS, TopicTable
@@ -320,16 +320,18 @@ def type_of_json(value: Any, depth: int = 1) -> ColumnType | None:
             return rest
         case int() if not isinstance(value, bool) and not -(2**63) <= value < 2**63:
             return ColumnType(untyped="the number is beyond long")
+        case decimal.Decimal():
+            return ColumnType(untyped="the number is beyond double")
     return ColumnType(_JSON_TYPES[type(value)])
 
 
 _JSON_TYPES: Final = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _AVRO_TYPES: Final = {
     "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
-    "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(), "date": pa.date32(), "uuid": pa.string(),
-    "time-millis": pa.time64("us"), "time-micros": pa.time64("us"), "timestamp-millis": pa.timestamp("us", "UTC"),
-    "timestamp-micros": pa.timestamp("us", "UTC"), "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
+    "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(), "int-date": pa.date32(), "string-uuid": pa.string(),
+    "int-time-millis": pa.time64("us"), "long-time-micros": pa.time64("us"), "long-timestamp-millis": pa.timestamp("us", "UTC"),
+    "long-timestamp-micros": pa.timestamp("us", "UTC"), "long-local-timestamp-millis": pa.timestamp("us"),
+    "long-local-timestamp-micros": pa.timestamp("us"),
 }  # fmt: skip
 """Types of columns by Avro's primitive and logical types."""
 
@@ -361,10 +363,10 @@ class _AvroTypes:
             if schema in within or schema not in self._named:
                 return ColumnType(untyped=f"its type {schema} {'contains itself' if schema in within else 'is not in the schema'}")
             return self.convert(self._named[schema], within, depth)
-        logical, kind = schema.get("logicalType"), schema["type"]
+        logical, kind = logical_type(schema), schema["type"]
         if logical == "decimal":
             digits, scale = schema["precision"], schema.get("scale", 0)
-            if not 0 <= scale <= digits <= MAX_DIGITS or digits < 1:
+            if digits > MAX_DIGITS:
                 return ColumnType(
                     untyped=f"its type is decimal({digits}, {scale}), and a table's decimals have at most {MAX_DIGITS} digits"
                 )
@@ -580,6 +582,7 @@ def _type_name(value: Any, source: ColumnType | None = None) -> str:
     names = {
         bool: "boolean", int: "long", float: "double", str: "string", bytes: "binary", dict: "struct", list: "list",
         dt.date: "date", dt.time: "time", dt.datetime: "timestamp", decimal.Decimal: "decimal",
+        TimeOutOfRange: "a time out of range",
     }  # fmt: skip
     return names.get(type(value), "value")
 

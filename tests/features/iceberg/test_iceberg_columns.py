@@ -179,10 +179,93 @@ def test_a_decimal_of_connects_precision_and_a_union_cost_only_themselves(catalo
     )  # fmt: skip
 
 
-def framed(value: dict[str, Any]) -> bytes:
+def framed(value: dict[str, Any], schema: Any = CONNECT) -> bytes:
     stream = io.BytesIO()
-    schemaless_writer(stream, parse_schema(CONNECT), value)
+    schemaless_writer(stream, parse_schema(schema), value)
     return b"\0" + (1).to_bytes(4, "big") + stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        ("1e400", "the number is beyond double"),
+        ("-1e400", "the number is beyond double"),
+        ("9" * 5000, "the number is beyond double"),
+        ("9" * 400, "the number is beyond long"),
+    ],
+    ids=["exponent", "negative", "digits that Python does not convert", "digits"],
+)
+def test_a_json_number_beyond_double_is_no_infinity_and_costs_only_itself(catalog: Catalog, number: str, problem: str) -> None:
+    [row] = typed_rows(fresh_table(catalog), [f'{{"id": 1, "n": {number}}}'.encode()])
+    assert row == ({"id": 1}, f"value.n: its type has no place in the table: {problem}")
+    rows = typed_rows(fresh_table(catalog), [f'{{"id": 1, "n": {each}}}'.encode() for each in ("1e308", number, "Infinity")])
+    assert [value["n"] for value, _ in rows] == [1e308, None, math.inf]
+    assert [value["id"] for value, _ in rows] == [1, 1, 1]
+    [unreadable] = typed_rows(fresh_table(catalog), [b"[1e9999999999999999999]"])
+    assert unreadable == (None, "value: not JSON: the exponent of a number is too large")
+
+
+def typed_avro_rows(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, kind: Any, values: list[Any]) -> list[tuple[Any, str | None]]:
+    """Typed rows of a record with an id and a field of this type, of which ``values`` are as Avro has them, without a logical type."""
+    record = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "int"}, {"name": "x", "type": kind}]}
+    monkeypatch.setattr(SchemaRegistry, "_fetch_schema", lambda registry, number: RegisteredSchema(number, "AVRO", json.dumps(record)))
+    plain = {name: each for name, each in kind.items() if name != "logicalType"}
+    raw = {**record, "fields": [{"name": "id", "type": "int"}, {"name": "x", "type": plain}]}
+    return typed_rows(fresh_table(catalog), [framed({"id": 7, "x": value}, raw) for value in values], "avro")
+
+
+INFINITY = 9_223_372_036_825_200_000
+"""Microseconds that Debezium writes for PostgreSQL's ``infinity``."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "beyond"),
+    [
+        ({"type": "long", "logicalType": "timestamp-micros"}, [-62_135_596_800_000_000, 253_402_300_799_999_999], [INFINITY, -(2**63)]),
+        ({"type": "long", "logicalType": "timestamp-millis"}, [-62_135_596_800_000, 253_402_300_799_999], [-62_135_596_800_001, 2**63 - 1]),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, [0], [253_402_300_800_000]),
+        ({"type": "long", "logicalType": "local-timestamp-micros"}, [0], [INFINITY]),
+        ({"type": "int", "logicalType": "date"}, [-719_162, 2_932_896], [-719_163, 2_932_897, 2**31 - 1, -(2**31)]),
+        ({"type": "int", "logicalType": "time-millis"}, [0, 86_399_999], [86_400_000]),
+        ({"type": "long", "logicalType": "time-micros"}, [0, 86_399_999_999], [86_400_000_000, 2**63 - 1]),
+    ],
+    ids=lambda each: each["logicalType"] if isinstance(each, dict) else "",
+)
+def test_a_time_that_python_has_not_costs_only_itself(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, kind: Any, fits: list[int], beyond: list[int]
+) -> None:
+    rows = typed_avro_rows(catalog, monkeypatch, kind, [*fits, *beyond])
+    assert [(value["id"], value["x"] is not None, reason) for value, reason in rows[: len(fits)]] == [(7, True, None)] * len(fits)
+    wanted = str(catalog.load_table("k.t").schema().find_type("decoded_value.x"))
+    reason = f"value.x: its type has no place in the table: a time out of range instead of {wanted}"
+    assert rows[len(fits) :] == [({"id": 7, "x": None}, reason)] * len(beyond)
+    decoded = KeyAndValueDecoder(REGISTRY).decode_key_or_value(framed({"id": 7, "x": beyond[0]}, PLAIN), "avro")
+    assert decoded.format_value_as_text() == f'{{"id":7,"x":"{beyond[0]}"}}'
+    only = typed_avro_rows(catalog, monkeypatch, kind, beyond[:1])
+    assert only == [({"id": 7, "x": None}, reason)], "also where no other value of the file has told the type"
+
+
+PLAIN = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "int"}, {"name": "x", "type": "long"}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ({"type": "string", "logicalType": "timestamp-millis"}, "2024-02-29"),
+        ({"type": "long", "logicalType": "date"}, 2**40),
+        ({"type": "bytes", "logicalType": "decimal"}, b"\x01"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3}, b"\x01"),
+        ({"type": "string", "logicalType": "decimal", "precision": 4}, "1.5"),
+        ({"type": "fixed", "name": "Uuid", "size": 16, "logicalType": "uuid"}, bytes(range(240, 256))),
+        ({"type": "long", "logicalType": "timestamp-nanos"}, 2**63 - 1),
+        ({"type": "string", "logicalType": "uuid"}, "not one"),
+    ],
+    ids=str,
+)
+def test_a_logical_type_that_is_not_valid_is_ignored_as_avro_demands(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, kind: Any, value: Any
+) -> None:
+    assert typed_avro_rows(catalog, monkeypatch, kind, [value]) == [({"id": 7, "x": value}, None)]
 
 
 def test_a_key_that_is_not_decoded_costs_nothing_of_its_value(catalog: Catalog) -> None:
