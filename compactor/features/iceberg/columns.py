@@ -407,6 +407,8 @@ def _widen(known: pa.DataType, other: pa.DataType, *, is_stored: bool) -> pa.Dat
 def _name_problem(name: str, siblings: ColumnType) -> str:
     if not name or "." in name:
         return "its name is empty" if not name else "its name contains a dot"
+    if "\0" in name:  # Arrow's C interface ends names there: engines take the name for another one, or fail
+        return "its name contains a null character"
     if name.lower() in siblings.lower_names:
         return "its name differs from another one only by case"
     return "" if name.isascii() or name.encode(errors="ignore").decode() == name else "its name is not valid Unicode"

@@ -86,6 +86,22 @@ def furnished(made: TypedHouse) -> TypedHouse:
     return made
 
 
+NAMES = (
+    "a b", "a`b", 'a"b', "a'b", "a\nb", "a\\b", "a/b", "a,b", "a:b", "a%b", "$x", "0", "#", "[0]", "<b>", " ", "x" * 300,
+    "é", "e\u0301", "İ", "ß", "ss", "\u212a", "😀", "element", "key", "list", "value", "select",
+)  # fmt: skip
+"""Names of fields that JSON allows, each of which differs from the others also in small letters."""
+
+
+@pytest.fixture(scope="module")
+def house_of_names(tmp_path_factory: pytest.TempPathFactory) -> TypedHouse:
+    made = TypedHouse(tmp_path_factory.mktemp("names"))
+    made.cli.set(**{'outputs.iceberg.topics."orders"': {"value_format": "json"}})
+    made.advance_with([(name, {name: f"{name}\0"}) for name in NAMES])
+    made.advance_with([("nothing", {"a\0b": "no engine takes this name"})])
+    return made
+
+
 def as_chdb_has_it(value: Any) -> Any:
     """Texts are bytes, times of day are whole seconds. (Nor are structs, lists and maps ever null.)"""
     if isinstance(value, dict):
@@ -136,6 +152,17 @@ def test_an_engine_reads_the_rows_that_were_written(house: TypedHouse, engine: s
     rows, found = read(engine, house, columns)
     assert rows == expected
     assert found == [0]
+
+
+@pytest.mark.parametrize("engine", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PACKAGES])
+def test_an_engine_reads_columns_of_any_name(house_of_names: TypedHouse, engine: str) -> None:
+    """But for a null character: Arrow's C interface ends names there."""
+    expected = [[number, dict.fromkeys(NAMES) | {name: f"{name}\0"}] for number, name in enumerate(NAMES)]
+    expected.append([len(NAMES), dict.fromkeys(NAMES)])
+    rows, _ = read(engine, house_of_names, ["offset", "decoded_value"])
+    assert rows == (as_chdb_has_it(expected) if engine == "chdb" else expected)
+    [reason] = {row["decoding_error"] for row in house_of_names.scan().to_pylist()} - {None}
+    assert reason == "value.a\0b: its type has no place in the table: its name contains a null character"
 
 
 def test_pyiceberg_reads_null_lists_as_empty_ones(house: TypedHouse) -> None:
