@@ -123,7 +123,7 @@ library is an extra of `extras.py` and `pyproject.toml`. Of the tests, `store_co
 
 ## S3 servers that people run at home and in CI
 
-Tried by hand on 2026-11-28, unless the table above names them. Where `config check` refuses a server, so does the first process that writes
+Tried by hand on 2026-11-28 and 29, unless the table above names them. Where `config check` refuses a server, so does the first process that writes
 there, except for listings, which only `config check` and `demo --tier` try.
 
 | server | version | what it does otherwise than S3 | fit? |
@@ -136,6 +136,7 @@ there, except for listings, which only `config check` and `demo --tier` try.
 | MiniStack | 1.5.33 | nothing: it passes the contract suite (`make nightly`) | yes, in place of LocalStack |
 | MinIO, one disk | 2026-02-12 (the newest Go module) | a listing from a key on may end early where names lie beside a folder's (`orders-1.eu` and `orders-1/`); refuses to copy parts into an upload with CRC-32C (`checksum missing`), so that partially rewritten segments are sent whole; lists unfinished uploads of whole keys only, so that what a crash leaves is not found | yes, with a warning (`listing`) |
 | SeaweedFS (`weed server -s3`) | 4.48 | lists by path segment: `a/2` before `a-1` | no, refused (`listing`) |
+| Garage | 2.5.0 (crates.io) | ignores all conditions; does not know the request for object locks (501) | no, refused (`conditional-puts`) |
 
 `config check` also lists eight small keys, two on a page, and compares order and continuation (`listing`). If `versioning-unknown`
 shows an answer 501 or 400, the server does not know the request; no right is missing.
@@ -145,7 +146,7 @@ fails the contract suite; use fake-gcs-server.
 
 Objects that were sent with a CRC64NVME are read like others (moto, versitygw, MiniStack). moto 5 accepts a wrong one and keeps none; the other two refuse it.
 
-Not tried: Garage, whose documentation of PutObject names no condition; Zenko CloudServer, whose newest package in npm is 8.0.0-beta; LocalStack,
+Not tried: Zenko CloudServer, whose only package in npm, 8.0.0-beta, needs sources of GitHub; LocalStack,
 of which `localstack-core` 2026.3.0 needs Python 3.12 (its package says 3.10). S3Proxy 4.1.0 wants the CRC-32C of copied parts
 when an upload is completed, and does not give it when it copies them: from the first such answer on, partially rewritten segments are sent whole.
 """
