@@ -25,6 +25,7 @@ import pytest
 from benchmarks.spark import write_log
 from compactor.access.rounds import compact
 from compactor.control.state import PartitionState
+from compactor.features.spark.session import DAEMON_MODULE
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
@@ -351,6 +352,39 @@ def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
     (row,) = document["partitions"]
     assert (row["status"], row["map_engine"]) == ("cleaned", "spark")
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+
+
+def test_workers_of_a_standalone_cluster_are_forks_of_the_daemon_that_is_set(tmp_path: Path) -> None:
+    """With a module that executors do not have, no worker starts: the command says so, and has changed nothing."""
+    log_dir = large(tmp_path / "log", segments=4)
+    with standalone(tmp_path) as url:
+        deployment = deployment_of(tmp_path, url, log_dir)
+        before = deployment.do("topics")
+        deployment.set(**{"spark.properties": {'"spark.python.daemon.module"': "compactor.features.spark.absent"}})
+        refused = deployment.process("recompact", "--now", NOW_MS, timeout=600)
+        assert refused.code == 2, refused.err
+        assert "Spark's executors do not run our tasks" in refused.err
+        assert deployment.do("topics") == before
+        deployment.set(**{"spark.properties": {'"spark.python.daemon.module"': DAEMON_MODULE}})
+        process = deployment.start("recompact", "--now", NOW_MS)
+        try:
+            wait_until(process, lambda: len(_forks_of_daemon()) > 1)
+            assert process.wait(timeout=600) == 0, process.said()
+        finally:
+            process.put_down()
+    assert compare(twin_of(tmp_path, log_dir), deployment) == ""
+
+
+def _forks_of_daemon() -> list[int]:
+    """Processes whose parent has the same command, that of our daemon."""
+    commands, parents = dict[int, bytes](), dict[int, int]()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes()
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
+    ours = {pid for pid, command in commands.items() if DAEMON_MODULE.encode() in command.split(b"\0")}
+    return [pid for pid in ours if parents.get(pid) in ours]
 
 
 SPECULATION = """
