@@ -264,6 +264,11 @@ class PiecePrefetcher:
         return reader.read_piece(position, piece_bytes if cut is None else cut - position)
 
 
+def larger_piece_bytes(piece_bytes: int) -> int:
+    """Size of the piece after one of ``piece_bytes``, at most FETCH_BYTES."""
+    return min(4 * piece_bytes, FETCH_BYTES)
+
+
 def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
     """Results are in order; other threads call up to ``max_in_advance`` fetches ahead."""
     if not max_in_advance:

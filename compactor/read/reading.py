@@ -43,12 +43,12 @@ from compactor.read.outcomes import (
     read_before_damage,
 )
 from compactor.read.pieces import (
-    FETCH_BYTES,
     PieceLocation,
     PiecePrefetcher,
     SegmentGone,
     SegmentPiece,
     SegmentReader,
+    larger_piece_bytes,
     listed_stable_offset,
     prefetch_results,
 )
@@ -62,7 +62,7 @@ MAX_SPILL_SPAN: Final = SEEN - 1
 """Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
 
 FIRST_PIECE_BYTES: Final = 1 << 20
-"""Size of the first piece: with a limit, Spark pulls no more. Later pieces are larger, up to FETCH_BYTES."""
+"""Size of the first piece: with a limit, Spark pulls no more. Later pieces are larger."""
 
 MAX_RETRIES: Final = 5
 """Number of times that the control log is read again without progress before a missing object counts as damage."""
@@ -389,7 +389,7 @@ class OffsetRangeReader:
 
     def _size_of_next_piece(self, reader: SegmentReader, position: int, last_offset: int) -> int:
         """In bytes: up to the end of the wanted offsets, as far as the offset index shows."""
-        size, self._next_piece_bytes = self._next_piece_bytes, min(4 * self._next_piece_bytes, FETCH_BYTES)
+        size, self._next_piece_bytes = self._next_piece_bytes, larger_piece_bytes(self._next_piece_bytes)
         if last_offset >= reader.metadata.end_offset or reader.metadata.size_bytes - position <= FIRST_PIECE_BYTES:
             return size
         needed = reader.byte_position_after_offset(last_offset) - position
