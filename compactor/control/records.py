@@ -438,7 +438,7 @@ class _FormatVersion(StrictFrozenModel):
 
 
 def require_known_format_version(document: bytes, source_name: str) -> None:
-    """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
+    """Raise BadControlRecord if a document that cannot be read has a later version than this program knows."""
     try:
         version = _FormatVersion.model_validate_json(document).version
     except ValidationError as error:

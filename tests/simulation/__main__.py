@@ -45,6 +45,15 @@ def outcomes(schedule: Schedule, seeds: Iterable[int], jobs: int) -> Iterator[Ou
 Bites = Callable[[Mutation, range], Iterator[tuple[int, str]]]
 
 
+RULES: Mapping[str, Mapping[str, Mutation]] = {
+    "": MUTATIONS,
+    "--brokers": {**KAFKA_MUTATIONS, **EXPIRY_MUTATIONS, **RARE_EXPIRY_MUTATIONS},
+    "--way-in": WAY_IN_MUTATIONS,
+    "--lives": {**LIFE_MUTATIONS, **OPENING_MUTATIONS, **COVERED_MUTATIONS, **DELETION_MUTATIONS},
+}
+"""Rules that can be dropped, by the option that chooses their suite."""
+
+
 def failing_test(name: str, suite: Sequence[str]) -> str:
     """Run the tests near a rule's code without the rule, in a process of their own. Returns one that fails, or an empty string."""
     command = [sys.executable, "-m", "tests.simulation", *suite, "--drop", name, "--tests", f"tests/{NEAR[name]}"]
@@ -94,13 +103,13 @@ def main() -> int:
     suite = "lives of topics" if arguments.lives else suite
     suite += f" on {arguments.store}://" if arguments.store else ""
     schedule: Schedule = partial(run_schedule, scheme=arguments.store) if arguments.store else run_schedule
-    dropped: tuple[Mapping[str, Mutation], Bites] = MUTATIONS, bites
+    dropped: tuple[Mapping[str, Mutation], Bites] = RULES[""], bites
     if arguments.brokers:
-        schedule, dropped = run_kafka_schedule, ({**KAFKA_MUTATIONS, **EXPIRY_MUTATIONS, **RARE_EXPIRY_MUTATIONS}, kafka_bites)
+        schedule, dropped = run_kafka_schedule, (RULES["--brokers"], kafka_bites)
     if arguments.way_in:
-        schedule, dropped = run_way_in, (WAY_IN_MUTATIONS, way_in_bites)
+        schedule, dropped = run_way_in, (RULES["--way-in"], way_in_bites)
     if arguments.lives:
-        schedule, dropped = run_life, ({**LIFE_MUTATIONS, **OPENING_MUTATIONS, **COVERED_MUTATIONS, **DELETION_MUTATIONS}, life_bites)
+        schedule, dropped = run_life, (RULES["--lives"], life_bites)
     if arguments.tests:
         with dropped[0][arguments.drop]():
             return pytest.main(["-x", "-q", "-p", "no:cacheprovider", arguments.tests])
