@@ -19,7 +19,7 @@ from compactor.config.settings import SECTION_TYPES, CleanerSettings, Settings, 
 from compactor.control.state import RoundStage
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
-from compactor.storage.port import ObjectInfo, ObjectStore
+from compactor.storage.port import FileLease, ObjectInfo, ObjectStore
 from compactor.storage.wrappers import ForwardingStore, StoreUsage
 
 T = TypeVar("T")
@@ -71,6 +71,13 @@ class InterruptibleStore(ForwardingStore):
         size = super().download(key, path, start, length)
         self._moved(size)
         return size
+
+    @override
+    def lend(self, key: str, path: Path) -> FileLease | None:
+        lease = super().lend(key, path)
+        if lease is not None:
+            self._moved(path.stat().st_size)
+        return lease
 
     @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:

@@ -124,6 +124,10 @@ class UnconfiguredStore(ForwardingStore):
         raise UsageError(f"nothing can be written: {self._needed}")
 
     @override
+    def lend(self, key: str, path: Path) -> None:
+        return None
+
+    @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         return iter(())
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ConfigResource, ConfigResourceType, ResourcePattern, ResourceType
-from kafka.errors import KafkaError, RequestTimedOutError
+from kafka.errors import KafkaError, RequestTimedOutError, UnknownBrokerIdError
 from kafka.protocol.consumer import OffsetSpec
 
 from tests.support.kafka_broker import KafkaCluster
@@ -58,7 +58,10 @@ class ClusterAdmin:
 
     def __init__(self, cluster: KafkaCluster) -> None:
         self.cluster = cluster
-        self._client: Any = KafkaAdminClient(bootstrap_servers=cluster.bootstrap.split(","), request_timeout_ms=20_000)
+        self._client: Any = self._connected()
+
+    def _connected(self) -> Any:
+        return KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap.split(","), request_timeout_ms=20_000)
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +94,18 @@ class ClusterAdmin:
         }
         chosen |= settings or {}
         assignments = dict(enumerate(replicas or [list(self.cluster.node_ids)]))
-        self._client.create_topics({topic: {"assignments": assignments, "configs": chosen}}, wait_for_metadata=True)
+        wanted = {topic: {"assignments": assignments, "configs": chosen}}
+        try:
+            self._client.create_topics(wanted, wait_for_metadata=True)
+        except UnknownBrokerIdError:  # nothing was sent: the broker that it asked first did not know of one that had just started
+            wait_until(self._knows_all_brokers, "all brokers to be known")
+            self._client.create_topics(wanted, wait_for_metadata=True)
+
+    def _knows_all_brokers(self) -> bool:
+        self._client.close()
+        self._client = self._connected()
+        known = {each["broker_id"] for each in self._client.describe_cluster()["brokers"] if not each.get("is_fenced")}
+        return known >= set(self.cluster.node_ids)
 
     def delete_topic(self, topic: str) -> None:
         """Returns when its name is gone; the brokers then delete what it had in the tier, one segment after the other."""

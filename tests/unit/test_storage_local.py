@@ -17,14 +17,16 @@ import google_crc32c
 import pytest
 from hypothesis import given, strategies as st
 
+from compactor.adapters.stores.s3 import OldObjectVersionStore
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
 from compactor.records.batches import memory_map_file
+from compactor.service import InterruptibleStore
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, object_key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
 from compactor.storage.port import ComposeSource, FileLease, FileRange, ObjectRangeToCopy
 from compactor.storage.schemes import directory_of_store_url
-from compactor.storage.wrappers import RequestCounters
+from compactor.storage.wrappers import ForwardingStore, RequestCounters
 
 
 def keys(store: LocalStore, prefix: str = "", after: str = "") -> list[str]:
@@ -676,3 +678,15 @@ class TestRecords:
         records.create("slot2", b"{}")
         assert records.get("slot2") == b"{}"
         assert reserve.stat().st_size == full, "made whole again"
+
+
+def test_a_store_that_downloads_in_its_own_way_lends_in_its_own_way() -> None:
+    """A wrapper that inherits ``lend`` would hand out what the store below it has under the key."""
+    waiting, seen = [ForwardingStore], set[type[ForwardingStore]]()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__.startswith("compactor.") and kind.download is not ForwardingStore.download:
+            assert kind.lend is not ForwardingStore.lend, kind
+            seen.add(kind)
+    assert seen >= {InterruptibleStore, OldObjectVersionStore}

@@ -313,9 +313,9 @@ def interrupted(store: ObjectStore, before: Callable[[str], None], method: str =
             if name != method:
                 return real
 
-            def call(key: str, *rest: Any) -> Any:
+            def call(key: str, *rest: Any, **options: Any) -> Any:
                 before(key)
-                return real(key, *rest)
+                return real(key, *rest, **options)
 
             return call
 
@@ -422,9 +422,9 @@ def test_the_files_of_a_segment_in_the_order_in_which_readers_need_them(house: H
             if name not in ("create", "create_from_file", "compose", "put"):
                 return found
 
-            def call(key: str, *arguments: Any) -> ObjectInfo:
+            def call(key: str, *arguments: Any, **options: Any) -> ObjectInfo:
                 made.append(key.rpartition("/")[2])
-                return found(key, *arguments)
+                return found(key, *arguments, **options)
 
             return call
 
