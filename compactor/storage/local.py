@@ -56,6 +56,8 @@ _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPE
 """Errors of ``copy_file_range`` that mean it is not supported here. The bytes are then read and written instead."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK)
 """Errors of ``link`` after which the bytes are copied: another file system, or one with a limit. The link to the key shows any other."""
+_LOCAL_FILE_SYSTEMS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+"""File systems on which a lease holds for all writers, and a mapped file stays readable. Others may be written to on another machine."""
 _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 """A network file system that has lost a handle finds it again at once, or not at all."""
 
@@ -80,6 +82,7 @@ class LocalStore:
         self._reserve = FullDiskReserveFile(self._root / RESERVED / "reserve") if holds_control_records else None
         self._meter = meter or RequestCounters()
         self._swept_ns = 0
+        self._may_lend: bool | None = None
 
     @property
     def url(self) -> str:
@@ -167,6 +170,10 @@ class LocalStore:
 
     def lend(self, key: str, path: Path) -> FileLease | None:
         source = self._object_path(key)
+        if self._may_lend is None:
+            self._may_lend = file_system_type(self._root) in _LOCAL_FILE_SYSTEMS
+        if not self._may_lend:
+            return None
         self._meter.record_request("get")
         with translated_os_errors("read", source):
             file = _open_object(source)
@@ -365,6 +372,21 @@ class LocalStore:
             with suppress(FileNotFoundError):
                 if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _STALE_NS:
                     os.unlink(entry)
+
+
+def file_system_type(path: Path) -> str:
+    """For example ``ext4`` or ``fuse.gcsfuse``; empty if the system does not say."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    real, longest, found = f"{os.path.realpath(path)}/", "", ""
+    for line in mounts:
+        about, _, kind = line.partition(" - ")
+        point = about.split()[4].replace("\\040", " ").rstrip("/") + "/"
+        if real.startswith(point) and len(point) >= len(longest):  # of two at one place the later one counts
+            longest, found = point, kind.split()[0]
+    return found
 
 
 class LocalFileLease:

@@ -23,7 +23,7 @@ from compactor.records.batches import memory_map_file
 from compactor.service import InterruptibleStore
 from compactor.storage.factory import open_store
 from compactor.storage.keys import RESERVED, object_key_problem
-from compactor.storage.local import RESERVE_BYTES, LocalStore
+from compactor.storage.local import RESERVE_BYTES, LocalStore, file_system_type
 from compactor.storage.port import ComposeSource, FileLease, FileRange, ObjectRangeToCopy
 from compactor.storage.schemes import directory_of_store_url
 from compactor.storage.wrappers import ForwardingStore, RequestCounters
@@ -437,9 +437,21 @@ class TestLend:
         assert store.lend("k", tmp_path / "lent") is None
         assert not (tmp_path / "lent").is_symlink()
 
+    @pytest.mark.parametrize("kind", ["fuse.gcsfuse", "nfs4", ""])
+    def test_where_another_machine_may_write_nothing_is_lent(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        monkeypatch.setattr("compactor.storage.local.file_system_type", lambda path: kind)
+        assert store.lend("k", tmp_path / "lent") is None
+        assert not (tmp_path / "lent").is_symlink()
+
+    def test_the_innermost_mount_says_which_file_system_it_is(self) -> None:
+        assert (file_system_type(Path("/proc/self/fd")), file_system_type(Path("/sys"))) == ("proc", "sysfs")
+
+    @pytest.mark.usefixtures("lease")
     def test_an_object_that_is_absent(self, store: LocalStore, tmp_path: Path) -> None:
         with pytest.raises(NotFound):
-            store.lend("absent", tmp_path / "lent")
+            store.lend("absent", tmp_path / "other")
 
 
 class TestLinkedFiles:
