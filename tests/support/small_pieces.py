@@ -13,4 +13,4 @@ def cut_into_pieces(monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
         monkeypatch.setattr(method, "__defaults__", (piece_bytes,))
     monkeypatch.setattr(pieces.PiecePrefetcher._fetch_piece, "__defaults__", (piece_bytes,))
     monkeypatch.setattr(reading, "FIRST_PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(reading, "FETCH_BYTES", piece_bytes)
+    monkeypatch.setattr(pieces, "FETCH_BYTES", piece_bytes)
