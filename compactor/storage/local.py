@@ -174,11 +174,11 @@ class LocalStore:
             self._may_lend = file_system_type(self._root) in _LOCAL_FILE_SYSTEMS
         if not self._may_lend:
             return None
-        self._meter.record_request("get")
         with translated_os_errors("read", source):
             file = _open_object(source)
         lease = LocalFileLease.try_take(file, source)
         if lease is not None:
+            self._meter.record_request("get")  # what is not lent is downloaded, and counts there
             self._meter.record_bytes_read(os.fstat(file.fileno()).st_size)
             with translated_os_errors("write", path):
                 # It leads to the open file, even if the object is deleted meanwhile, and to another file system.
