@@ -262,7 +262,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         saved_per_dirty_byte=state.saved_per_dirty_byte,
         last_round_ms=state.last_round_ms,
         freed=_freed_bytes_by_hour(state),
-        filter_stats=_filter_stats(state.runs),
+        filter_stats=sum_filter_stats(state.runs),
         mirrored=state.mirrored,
         incarnation=state.incarnation,
         topic_id=state.topic_id,
@@ -289,7 +289,8 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRoundSummary |
     return LastRoundSummary(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
 
 
-def _filter_stats(runs: Sequence[RunHistoryEntry]) -> dict[str, int]:
+def sum_filter_stats(runs: Iterable[RunHistoryEntry]) -> dict[str, int]:
+    """Return ``PartitionSummary.filter_stats``."""
     sums: dict[str, int] = {}
     for run in runs:
         for name, value in run.stats.items():

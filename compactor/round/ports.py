@@ -18,7 +18,7 @@ from compactor.config.units import count_noun, format_size
 from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState, RoundIntent, RoundStage, RoundStageTracker, RunHistoryEntry
-from compactor.control.summary import SegmentMetadataOrSummary
+from compactor.control.summary import SegmentMetadataOrSummary, sum_filter_stats
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import RoundStatus
@@ -307,10 +307,7 @@ class BloomFilterUsageStatistics:
 
 def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
     """Runs that the history no longer has are ignored, so that filters are tried again."""
-    records = [filter_usage_of_run(run.stats) for run in runs]
-    return BloomFilterUsageStatistics(
-        **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
-    )
+    return filter_usage_of_run(sum_filter_stats(runs))
 
 
 def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
